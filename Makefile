@@ -1,0 +1,65 @@
+# Two commands on a fresh Debian 12 or 13, as root: `make demo` and `make test`. Each installs what it needs.
+
+PYTHON := python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+APT    := gcc libc6-dev binutils libfuse3-dev pkg-config python3-dev python3-venv
+# the interpreter that builds the environment may itself not be there yet
+HAVE   := command -v gcc >/dev/null && command -v readelf >/dev/null && pkg-config --exists fuse3 && \
+          $(PYTHON) -c 'import ensurepip, os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
+CODE   := pyproject.toml build_ffi.py $(shell find csrc -type f -not -name '*.pyc')
+FRAMEWORKS := .venv-frameworks
+FRAMEWORK_PACKAGES := 'numba-cuda[cu13]' cuda-bindings
+
+.PHONY: demo test bench lint types check wheel test-frameworks gpu-check deps clean
+
+demo: $(VENV)/.ready $(VENV)/.demo
+	$(BIN)/python demo/demo.py
+
+test: $(VENV)/.dev
+	$(BIN)/pytest $(TESTS)
+
+bench: $(VENV)/.dev
+	$(BIN)/python bench/run.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+# A wheel built from a clean tree holds every library; tests/driver checks what is in it.
+wheel: $(VENV)/.dev
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./
+
+# Unmodified numba-cuda and cuda-bindings on the simulated device; downloads about 500 MB the first time.
+test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready
+	CGPU_FRAMEWORKS_PYTHON=$(abspath $(FRAMEWORKS))/bin/python $(BIN)/pytest tests/frameworks
+
+deps:
+	@$(HAVE) || { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(APT); }
+
+$(VENV)/.venv: | deps
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# Editable: the commands run this checkout's code; C changes are rebuilt by the same rule.
+$(VENV)/.ready: $(VENV)/.venv $(CODE)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.ready
+	$(BIN)/pip install --quiet --editable '.[demo]'
+	touch $@
+
+$(FRAMEWORKS)/.ready:
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/pip install --quiet $(FRAMEWORK_PACKAGES)
+	touch $@
+
+clean:
+	rm -rf build dist $(VENV) $(FRAMEWORKS) sched/cgpusched/lib sched/cgpusched/_gate.abi3.so

@@ -1,0 +1,31 @@
+/* glibc217.h, -include'd into what tenants load: bind what later moved into libc.so.6 to its oldest x86-64 version. */
+#define OLD(name, version) __asm__(".symver " #name "," #name "@GLIBC_" version)
+OLD(dlsym, "2.2.5");
+OLD(dlvsym, "2.2.5");
+OLD(dladdr, "2.2.5");
+OLD(dlopen, "2.2.5");
+OLD(dlclose, "2.2.5");
+OLD(dlerror, "2.2.5");
+OLD(dlinfo, "2.3.3");
+OLD(dl_iterate_phdr, "2.2.5");
+OLD(pthread_create, "2.2.5");
+OLD(pthread_join, "2.2.5");
+OLD(pthread_detach, "2.2.5");
+OLD(pthread_once, "2.2.5");
+OLD(pthread_key_create, "2.2.5");
+OLD(pthread_setspecific, "2.2.5");
+OLD(pthread_getspecific, "2.2.5");
+OLD(pthread_sigmask, "2.2.5");
+OLD(pthread_setname_np, "2.12");
+OLD(pthread_mutexattr_init, "2.2.5");
+OLD(pthread_mutexattr_destroy, "2.2.5");
+OLD(pthread_mutexattr_settype, "2.2.5");
+OLD(pthread_mutexattr_setpshared, "2.2.5");
+OLD(pthread_mutexattr_setrobust, "2.12");
+OLD(pthread_mutex_consistent, "2.12");
+OLD(pthread_mutex_trylock, "2.2.5");
+OLD(pthread_mutex_timedlock, "2.2.5");
+OLD(pthread_cond_timedwait, "2.3.2");
+OLD(pthread_condattr_setclock, "2.3.3");
+OLD(pthread_kill, "2.2.5");
+#undef OLD

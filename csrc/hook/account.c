@@ -1,0 +1,323 @@
+/* account.c: charging the instance's total, in one step with the check, under the robust mutex in the report page.
+ *
+ * Why a mutex: 18 ns, as dear as a lock-free charge, and what a process killed inside it leaves behind is repaired by the
+ * next one exactly (the total is the sum of the slots). The daemon never takes it. Every wait for it is bounded: when a
+ * stopped sibling sits on it for MUTEX_WAIT_S, a charge is refused and a refund is kept for the next operation.
+ *
+ * The pages can change under us (a new daemon): account.report says which ones count, and changes only with the old
+ * page's mutex held, so who holds the mutex and still finds its report there is right. Old report pages stay mapped. */
+#include "account.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <time.h>
+
+#include "client.h"
+#include "hook.h"
+#include "ledger.h"
+#include "lock.h"
+
+#define MUTEX_WAIT_S 5
+
+struct account {
+    struct cgpu_report *report; /* NULL: the fallback below */
+    struct cgpu_slot *slot;
+    const volatile struct cgpu_ctl *ctl;
+    uint64_t generation;        /* of the daemon that made these pages: another's slot_gen says nothing about them */
+    uint64_t owed;              /* refunds that could not be entered yet (atomic) */
+    struct hook_lock lock;      /* of the three below */
+    uint64_t limit, total, used;
+};
+
+static struct account accounts[CGPU_MAX_GPUS];
+static struct hook_lock entering;
+
+static bool slot_is_dead(const volatile struct cgpu_ctl *ctl, const struct cgpu_slot *slot, int i)
+{
+    uint32_t gen = load_relaxed(&slot->gen);
+    return gen != 0 && gen != load_relaxed(&ctl->slot_gen[i]);
+}
+
+/* Drops the dead processes' slots and makes the total what the live ones hold. Mutex held. */
+static void repair(struct account *account, struct cgpu_report *report)
+{
+    const volatile struct cgpu_ctl *ctl = account->ctl;
+    /* before the slots are read; pairs with the daemon's release, after it cleared a slot_gen */
+    uint64_t seq = load_acquire(&ctl->dead_seq);
+    bool dead[CGPU_SLOTS];
+    for (int i = 0; i < CGPU_SLOTS; i++)
+        dead[i] = slot_is_dead(ctl, &report->slot[i], i);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    bool ours = load_relaxed(&ctl->generation) == account->generation; /* else a new daemon's page came in between */
+    uint64_t total = 0;
+    for (int i = 0; i < CGPU_SLOTS; i++) {
+        struct cgpu_slot *slot = &report->slot[i];
+        if (ours && dead[i] && slot != account->slot) {
+            store_relaxed(&slot->mem_used, 0);
+            store_relaxed(&slot->gen, 0);
+        }
+        if (load_relaxed(&slot->gen) != 0)
+            total += load_relaxed(&slot->mem_used);
+    }
+    store_relaxed(&report->mem_total_used, total);
+    if (ours)
+        store_relaxed(&report->reaped_seq, seq);
+}
+
+static pthread_mutex_t *mutex_of(struct cgpu_report *report)
+{
+    _Static_assert(sizeof(pthread_mutex_t) <= sizeof report->ledger_mutex, "room for the mutex");
+    return (pthread_mutex_t *)(void *)report->ledger_mutex;
+}
+
+/* 0 and the mutex held, or an errno. */
+static int lock_report(struct account *account, struct cgpu_report *report)
+{
+    int error = pthread_mutex_trylock(mutex_of(report)); /* no clock to read unless it is contended */
+    if (error == EBUSY) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += MUTEX_WAIT_S;
+        error = pthread_mutex_timedlock(mutex_of(report), &until);
+    }
+    if (error == EOWNERDEAD) {
+        repair(account, report);
+        error = pthread_mutex_consistent(mutex_of(report));
+    }
+    return error;
+}
+
+static void unlock_report(struct cgpu_report *report)
+{
+    pthread_mutex_unlock(mutex_of(report));
+}
+
+/* The pages that count now, their mutex held; NULL: there are none (*error 0: take the fallback) or it cannot be had. */
+static struct cgpu_report *open_account(struct account *account, int *error)
+{
+    *error = 0;
+    for (;;) {
+        struct cgpu_report *report = load_acquire(&account->report);
+        if (!report)
+            return NULL;
+        *error = lock_report(account, report);
+        if (*error) {
+            hook_log("error", "event=ledger-mutex error=%d: charges are refused until it can be had", *error);
+            return NULL;
+        }
+        if (__builtin_expect(load_relaxed(&account->report) == report, 1)) {
+            if (__builtin_expect(load_relaxed(&account->ctl->dead_seq) != load_relaxed(&report->reaped_seq), 0))
+                repair(account, report);
+            return report;
+        }
+        unlock_report(report);
+    }
+}
+
+/* A process that came by NVML alone has no slot; what it may yet allocate before it has one counts in account->used. */
+static void add(struct account *account, struct cgpu_report *report, uint64_t bytes)
+{
+    struct cgpu_slot *slot = account->slot;
+    if (!slot) {
+        account->used += bytes;
+        return;
+    }
+    uint64_t used = load_relaxed(&slot->mem_used) + bytes;
+    store_relaxed(&slot->mem_used, used);
+    store_relaxed(&report->mem_total_used, load_relaxed(&report->mem_total_used) + bytes);
+    if (used > load_relaxed(&slot->mem_peak))
+        store_relaxed(&slot->mem_peak, used);
+}
+
+static uint64_t at_most(uint64_t bytes, uint64_t most)
+{
+    return bytes < most ? bytes : most; /* a sibling may have scribbled on the page */
+}
+
+static void subtract(struct account *account, struct cgpu_report *report, uint64_t bytes)
+{
+    struct cgpu_slot *slot = account->slot;
+    if (!slot) {
+        account->used -= at_most(bytes, account->used);
+        return;
+    }
+    uint64_t used = load_relaxed(&slot->mem_used), total = load_relaxed(&report->mem_total_used);
+    bytes = at_most(bytes, used);
+    store_relaxed(&slot->mem_used, used - bytes);
+    store_relaxed(&report->mem_total_used, total - at_most(bytes, total));
+}
+
+/* Of the whole instance. Mutex held, or as last written. */
+static uint64_t used_of(const struct account *account, const struct cgpu_report *report)
+{
+    return load_relaxed(&report->mem_total_used) + load_relaxed(&account->ctl->mem_other) +
+           (account->slot ? 0 : account->used);
+}
+
+static void settle(struct account *account, struct cgpu_report *report)
+{
+    if (__builtin_expect(load_relaxed(&account->owed) != 0, 0))
+        subtract(account, report, __atomic_exchange_n(&account->owed, 0, __ATOMIC_RELAXED));
+}
+
+static bool fits(uint64_t limit, uint64_t used, uint64_t bytes)
+{
+    return used <= limit && bytes <= limit - used;
+}
+
+bool ledger_charge(int gpu, uint64_t bytes)
+{
+    struct account *account = &accounts[gpu];
+    int error;
+    struct cgpu_report *report = open_account(account, &error);
+    bool granted;
+    if (report) {
+        settle(account, report);
+        granted = fits(load_relaxed(&account->ctl->mem_limit), used_of(account, report), bytes);
+        if (granted)
+            add(account, report, bytes);
+        else if (account->slot)
+            store_relaxed(&account->slot->mem_refused, load_relaxed(&account->slot->mem_refused) + 1);
+        unlock_report(report);
+        return granted;
+    }
+    if (error)
+        return false;
+    hook_lock_take(&account->lock);
+    /* the pages may have come meanwhile, with `used` entered there */
+    bool moved = load_relaxed(&account->report) != NULL;
+    granted = !moved && fits(account->limit, account->used, bytes);
+    if (granted)
+        account->used += bytes;
+    hook_lock_drop(&account->lock);
+    return moved ? ledger_charge(gpu, bytes) : granted;
+}
+
+void ledger_refund(int gpu, uint64_t bytes)
+{
+    struct account *account = &accounts[gpu];
+    int error;
+    if (bytes == 0)
+        return;
+    struct cgpu_report *report = open_account(account, &error);
+    if (report) {
+        settle(account, report);
+        subtract(account, report, bytes);
+        unlock_report(report);
+    } else if (error) {
+        __atomic_fetch_add(&account->owed, bytes, __ATOMIC_RELAXED);
+    } else {
+        hook_lock_take(&account->lock);
+        bool moved = load_relaxed(&account->report) != NULL;
+        if (!moved)
+            account->used -= bytes < account->used ? bytes : account->used;
+        hook_lock_drop(&account->lock);
+        if (moved)
+            ledger_refund(gpu, bytes);
+    }
+}
+
+struct ledger_view ledger_view(int gpu)
+{
+    struct account *account = &accounts[gpu];
+    struct ledger_view view = {0};
+    int error;
+    struct cgpu_report *held = open_account(account, &error);
+    struct cgpu_report *report = held ? held : load_acquire(&account->report);
+    if (report) { /* without the mutex: as last written */
+        view.limit = load_relaxed(&account->ctl->mem_limit);
+        view.used = used_of(account, report);
+        view.total = load_relaxed(&account->ctl->mem_total);
+        if (held)
+            unlock_report(held);
+        return view;
+    }
+    hook_lock_take(&account->lock);
+    view = (struct ledger_view){.limit = account->limit, .used = account->used, .total = account->total};
+    hook_lock_drop(&account->lock);
+    return view;
+}
+
+/* Moves what this process holds from `account`, whose mutex (or fallback lock) is held, to `next`, whose mutex is held. */
+static void move(struct account *account, const struct account *next, bool subtract_old)
+{
+    struct cgpu_slot *old = account->slot, *slot = next->slot;
+    uint64_t used = old ? load_relaxed(&old->mem_used) : account->used;
+    uint64_t peak = old ? load_relaxed(&old->mem_peak) : used;
+    uint64_t refused = old ? load_relaxed(&old->mem_refused) : 0;
+    if (old && subtract_old) { /* those pages may still count for siblings that have not moved yet */
+        subtract(account, account->report, used);
+        store_relaxed(&old->gen, 0);
+    }
+    account->slot = slot;
+    account->ctl = next->ctl;
+    account->generation = next->generation;
+    account->used = slot ? 0 : used;
+    if (slot) {
+        store_relaxed(&slot->mem_used, used);
+        store_relaxed(&slot->mem_peak, peak);
+        store_relaxed(&slot->mem_refused, refused);
+        store_relaxed(&slot->pid, (uint32_t)getpid());
+        store_release(&slot->gen, load_relaxed(&next->ctl->slot_gen[slot - next->report->slot]));
+    }
+    repair(account, next->report);
+    store_release(&account->report, next->report);
+}
+
+/* Whether the two are one page mapped twice, as when a program has closed our socket and we joined the same daemon again:
+ * then there is but one mutex to lock. Told by writing to our own old slot. Old mutex held. */
+static bool same_pages(const struct account *account, struct cgpu_report *old, const struct cgpu_report *next)
+{
+    if (!account->slot)
+        return false;
+    uint64_t *probe = &account->slot->pad0[0];
+    const uint64_t *seen = &next->slot[account->slot - old->slot].pad0[0];
+    store_relaxed(probe, (uint64_t)(uintptr_t)next ^ now_ns());
+    fence_seq_cst(); /* the other mapping is other addresses to the compiler */
+    bool same = load_relaxed(seen) == load_relaxed(probe);
+    store_relaxed(probe, 0);
+    return same;
+}
+
+void account_enter(int gpu)
+{
+    struct gate *gate = gpu >= 0 && gpu < CGPU_MAX_GPUS ? gate_of(gpu) : NULL;
+    if (!gate || !gate->report || !gate->ctl)
+        return;
+    struct account *account = &accounts[gpu];
+    struct account next = {.report = gate->report, .slot = gate->slot, .ctl = gate->ctl,
+                           .generation = load_relaxed(&gate->ctl->generation)};
+    hook_lock_take(&entering);
+    struct cgpu_report *old = account->report;
+    if (old != next.report || account->slot != next.slot) {
+        bool old_held = old && old != next.report && lock_report(account, old) == 0;
+        hook_lock_take(&account->lock);
+        bool same = old_held && same_pages(account, old, next.report);
+        int error = same ? 0 : lock_report(&next, next.report);
+        if (error) /* a sibling sits on it: enter all the same, the next repair makes the total right */
+            hook_log("error", "event=ledger-enter gpu=%d error=%d", gpu, error);
+        move(account, &next, old_held || old == next.report);
+        if (!error && !same)
+            unlock_report(next.report);
+        hook_lock_drop(&account->lock);
+        if (old_held)
+            unlock_report(old);
+    }
+    hook_lock_drop(&entering);
+}
+
+void account_fallback(int gpu, uint64_t limit, uint64_t total)
+{
+    struct account *account = &accounts[gpu];
+    hook_lock_take(&account->lock);
+    account->limit = limit;
+    account->total = total;
+    hook_lock_drop(&account->lock);
+}
+
+void account_after_fork(void)
+{
+    for (int gpu = 0; gpu < CGPU_MAX_GPUS; gpu++)
+        accounts[gpu] = (struct account){0};
+    entering = (struct hook_lock){0};
+}

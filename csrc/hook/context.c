@@ -1,0 +1,216 @@
+/* context.c: where the calling thread's allocations land, and what is lost with a context. */
+#include "atomics.h"
+#include "instance.h"
+#include "lock.h"
+#include "memory.h"
+#include "streams.h"
+
+CU_NEED(CUresult, cuCtxGetCurrent, (CUcontext *context));
+CU_NEED(CUresult, cuCtxGetDevice, (CUdevice *device));
+CU_NEED(CUresult, cuCtxPushCurrent_v2, (CUcontext context));
+CU_NEED(CUresult, cuCtxPopCurrent_v2, (CUcontext *context));
+CU_NEED(CUresult, cuStreamGetCtx, (CUstream stream, CUcontext *context));
+CU_NEED(CUresult, cuDevicePrimaryCtxGetState, (CUdevice device, unsigned int *flags, int *active));
+
+/* The last context this thread asked about. A handle may come again for another device once its context has died: `deaths`
+ * tells. */
+static uint32_t deaths;
+static CGPU_TLS struct {
+    CUcontext context;
+    uint32_t deaths;
+    int gpu;
+} last;
+
+/* Of `context`, which is current. */
+static int gpu_of_current(CUcontext context)
+{
+    CUdevice device;
+    uint32_t now = load_acquire(&deaths);
+    if (last.context == context && last.deaths == now)
+        return last.gpu;
+    if (REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
+        return -1;
+    int gpu = hook_gpu_of_device(device);
+    if (gpu >= 0) {
+        last.context = context;
+        last.deaths = now;
+        last.gpu = gpu;
+    }
+    return gpu;
+}
+
+struct place place_here(void)
+{
+    CUcontext context = NULL;
+    if (hook_gpus() == 0 || !have(cuCtxGetCurrent) || !have(cuCtxGetDevice) ||
+        REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
+        return (struct place){-1, NULL};
+    return (struct place){gpu_of_current(context), context};
+}
+
+int hook_current_gpu(void)
+{
+    return place_here().gpu;
+}
+
+struct place place_of_stream(CUstream stream)
+{
+    CUcontext context = NULL, current = NULL, popped;
+    if (hook_gpus() == 0 || !stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !have(cuStreamGetCtx))
+        return place_here();
+    if (REAL(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS || !context)
+        return (struct place){-1, NULL}; /* the driver will say what is wrong with it */
+    if (hook_gpus() == 1)
+        return (struct place){0, context};
+    if (!have(cuCtxGetCurrent) || !have(cuCtxGetDevice))
+        return (struct place){-1, NULL};
+    if (REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == context)
+        return (struct place){gpu_of_current(context), context};
+    if (!have(cuCtxPushCurrent_v2) || !have(cuCtxPopCurrent_v2) || REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return (struct place){-1, NULL};
+    struct place place = {gpu_of_current(context), context};
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    return place;
+}
+
+/* ---- the end of a context ----
+ *
+ * Its allocations are set apart under a tag before the driver is asked, since another thread may be given a context with the
+ * same handle at once; afterwards they are dropped, or put back. A tag is the address of a local variable: unique while it
+ * lives. streams.c must forget the context's streams while they still exist. */
+
+static void context_died(const void *tag)
+{
+    fetch_add(&deaths, 1);
+    ledger_drop_context(tag);
+}
+
+static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext))
+{
+    char tag;
+    if (hook_gpus() == 0 || !context)
+        return real(context);
+    streams_forget_context(context);
+    ledger_retag_context(context, &tag);
+    CUresult result = real(context);
+    if (result == CUDA_SUCCESS)
+        context_died(&tag);
+    else
+        ledger_retag_context(&tag, context);
+    gate_context_changed();
+    return result;
+}
+
+CU_WRAP(CUresult, cuCtxDestroy, (CUcontext context))
+{
+    return destroy(context, REAL(cuCtxDestroy));
+}
+
+CU_WRAP(CUresult, cuCtxDestroy_v2, (CUcontext context))
+{
+    return destroy(context, REAL(cuCtxDestroy_v2));
+}
+
+/* cuCtxAttach adds a user to a context, cuCtxDetach takes one away and destroys with the last. Nobody has used the pair since
+ * CUDA 4: once there was an attach, a detach is taken for the lesser of the two, and the memory counts until the process ends
+ * or the context is destroyed. */
+static bool attached;
+
+CU_WRAP(CUresult, cuCtxAttach, (CUcontext *context, unsigned int flags))
+{
+    store_relaxed(&attached, true);
+    return REAL(cuCtxAttach)(context, flags);
+}
+
+CU_WRAP(CUresult, cuCtxDetach, (CUcontext context))
+{
+    return load_relaxed(&attached) ? REAL(cuCtxDetach)(context) : destroy(context, REAL(cuCtxDetach));
+}
+
+/* ---- primary contexts: one a device, counted by the driver ---- */
+
+#define DEVICES 64
+static int retained[DEVICES]; /* by the program, through us */
+
+CU_WRAP(CUresult, cuDevicePrimaryCtxRetain, (CUcontext *context, CUdevice device))
+{
+    CUresult result = REAL(cuDevicePrimaryCtxRetain)(context, device);
+    if (result == CUDA_SUCCESS && device >= 0 && device < DEVICES)
+        fetch_add(&retained[device], 1);
+    return result;
+}
+
+static struct hook_lock primary; /* around the driver's calls here, so that two releases see each other's outcome in order */
+
+/* The handle, NULL if the context is not active. Leaves the count as it was. */
+static CUcontext primary_context(CUdevice device, CUresult (*release)(CUdevice))
+{
+    CUcontext context = NULL;
+    unsigned int flags;
+    int active = 0;
+    if (hook_gpus() == 0 || !have(cuDevicePrimaryCtxGetState) || !have(cuDevicePrimaryCtxRetain) ||
+        REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || !active ||
+        REAL(cuDevicePrimaryCtxRetain)(&context, device) != CUDA_SUCCESS)
+        return NULL;
+    release(device);
+    return context;
+}
+
+static CUresult end_primary(CUdevice device, CUresult (*real)(CUdevice), CUresult (*release)(CUdevice), bool always)
+{
+    char tag;
+    unsigned int flags;
+    int active = 0;
+    if (hook_gpus() == 0 || !release)
+        return real(device);
+    hook_lock_take(&primary);
+    CUcontext context = primary_context(device, release);
+    bool ends = always || device < 0 || device >= DEVICES || load_relaxed(&retained[device]) <= 1;
+    if (context && ends)
+        streams_forget_context(context);
+    if (context)
+        ledger_retag_context(context, &tag);
+    CUresult result = real(device);
+    if (result == CUDA_SUCCESS && !always && device >= 0 && device < DEVICES)
+        fetch_sub(&retained[device], 1);
+    if (context) {
+        bool dead = result == CUDA_SUCCESS &&
+                    (always || (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active));
+        if (dead)
+            context_died(&tag);
+        else
+            ledger_retag_context(&tag, context);
+    }
+    hook_lock_drop(&primary);
+    gate_context_changed();
+    return result;
+}
+
+CU_WRAP(CUresult, cuDevicePrimaryCtxRelease, (CUdevice device))
+{
+    return end_primary(device, REAL(cuDevicePrimaryCtxRelease), REAL(cuDevicePrimaryCtxRelease), false);
+}
+
+CU_WRAP(CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice device))
+{
+    return end_primary(device, REAL(cuDevicePrimaryCtxRelease_v2), REAL(cuDevicePrimaryCtxRelease_v2), false);
+}
+
+/* a reset frees everything in the context, whoever else still uses it */
+CU_WRAP(CUresult, cuDevicePrimaryCtxReset, (CUdevice device))
+{
+    return end_primary(device, REAL(cuDevicePrimaryCtxReset), REAL(cuDevicePrimaryCtxRelease), true);
+}
+
+CU_WRAP(CUresult, cuDevicePrimaryCtxReset_v2, (CUdevice device))
+{
+    return end_primary(device, REAL(cuDevicePrimaryCtxReset_v2),
+                       have(cuDevicePrimaryCtxRelease_v2) ? REAL(cuDevicePrimaryCtxRelease_v2)
+                                                          : REAL(cuDevicePrimaryCtxRelease), true);
+}
+
+void context_after_fork(void)
+{
+    primary = (struct hook_lock){0};
+    last.context = NULL;
+}

@@ -1,0 +1,237 @@
+/* instance.c: joining the instance, once a process and kind, and the limits that hold while no daemon answers. */
+#define _GNU_SOURCE /* secure_getenv */
+#include "instance.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "account.h"
+#include "client.h"
+#include "hook.h"
+#include "ledger.h"
+#include "lock.h"
+
+#define RETRY_NS 1000000000ull /* between two tries to reach a daemon that did not answer */
+
+enum joined { JOINED_NOT_YET, JOINED_NONE, JOINED_FALLBACK, JOINED_INFO, JOINED_FULL };
+
+static uint32_t joined;     /* enum joined; release after the rest is written */
+static uint64_t retry_ns;   /* not before this, in JOINED_FALLBACK */
+static bool asked_for_nvml; /* by the last gate_join() */
+static int gpus;
+static uint8_t uuids[CGPU_MAX_GPUS][16];
+static struct hook_lock joining;
+
+int hook_gpus(void)
+{
+    return load_acquire(&gpus);
+}
+
+const uint8_t *instance_uuid(int gpu)
+{
+    return uuids[gpu];
+}
+
+int hook_gpu_of_uuid(const uint8_t uuid[16])
+{
+    for (int gpu = 0; gpu < hook_gpus(); gpu++)
+        if (memcmp(uuids[gpu], uuid, 16) == 0)
+            return gpu;
+    return -1;
+}
+
+void uuid_format(const uint8_t uuid[16], char text[UUID_TEXT])
+{
+    static const char digits[] = "0123456789abcdef";
+    char *to = stpcpy(text, "GPU-");
+    for (int i = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            *to++ = '-';
+        *to++ = digits[uuid[i] >> 4];
+        *to++ = digits[uuid[i] & 15];
+    }
+    *to = 0;
+}
+
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
+bool uuid_parse(const char *text, uint8_t uuid[16])
+{
+    if (strncmp(text, "GPU-", 4) != 0)
+        return false;
+    text += 4;
+    for (int i = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            if (*text++ != '-')
+                return false;
+        int high = hex(text[0]), low = high < 0 ? -1 : hex(text[1]);
+        if (low < 0)
+            return false;
+        uuid[i] = (uint8_t)(high << 4 | low);
+        text += 2;
+    }
+    return *text == 0;
+}
+
+/* A whole decimal number, digits only. Not strtoull: a new glibc binds that to a version that old ones lack. */
+static bool number_parse(const char *text, uint64_t *number)
+{
+    *number = 0;
+    if (!*text)
+        return false;
+    for (; *text; text++)
+        if (*text < '0' || *text > '9' || __builtin_mul_overflow(*number, 10, number) ||
+            __builtin_add_overflow(*number, (uint64_t)(*text - '0'), number))
+            return false;
+    return true;
+}
+
+/* Reads the lines `UUID MEMSIZE` of the file `limits` beside the socket. Gives how many; 0: no such file, or a bad one. */
+static int read_limits(const char *socket_path, uint8_t found[CGPU_MAX_GPUS][16], uint64_t limits[CGPU_MAX_GPUS])
+{
+    char path[4096], text[4096];
+    const char *slash = strrchr(socket_path, '/');
+    int folder = slash ? (int)(slash - socket_path) + 1 : 0;
+    if (snprintf(path, sizeof path, "%.*slimits", folder, socket_path) >= (int)sizeof path)
+        return 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length < 0)
+        return 0;
+    text[length] = 0;
+    int count = 0;
+    char *rest = text, *line;
+    while ((line = strsep(&rest, "\n")) && count < CGPU_MAX_GPUS) {
+        char *size = strchr(line, ' ');
+        if (*line == 0)
+            continue;
+        if (!size)
+            return 0;
+        *size++ = 0;
+        if (!uuid_parse(line, found[count]) || !number_parse(size, &limits[count]))
+            return 0;
+        count++;
+    }
+    return count;
+}
+
+static enum joined join_fallback(const char *socket_path, int error)
+{
+    uint8_t found[CGPU_MAX_GPUS][16];
+    uint64_t limits[CGPU_MAX_GPUS];
+    int count = read_limits(socket_path, found, limits);
+    if (count == 0) {
+        if (access(socket_path, F_OK) == 0)
+            hook_log("error", "event=join socket=%s error=%d: no daemon and no limits: this process runs unlimited",
+                     socket_path, error);
+        return JOINED_NONE;
+    }
+    hook_log("warning", "event=join socket=%s error=%d: no daemon: each process alone is held to the instance's memory",
+             socket_path, error);
+    for (int gpu = 0; gpu < count; gpu++) {
+        memcpy(uuids[gpu], found[gpu], 16);
+        account_fallback(gpu, limits[gpu], 0);
+    }
+    store_release(&gpus, count);
+    store_relaxed(&retry_ns, now_ns() + RETRY_NS);
+    return JOINED_FALLBACK;
+}
+
+/* In the fallback: one look whether the daemon is there by now; gate_join() would wait for it. The gate's agent looks, too. */
+static enum joined join_again(void)
+{
+    if (gate_count() == 0 && gate_rejoin() != 0) {
+        store_relaxed(&retry_ns, now_ns() + RETRY_NS);
+        return JOINED_FALLBACK;
+    }
+    for (int gpu = 0; gpu < gate_count() && gpu < hook_gpus(); gpu++)
+        if (memcmp((const void *)gate_of(gpu)->ctl->uuid, uuids[gpu], 16) != 0)
+            hook_log("error", "event=join gpu=%d: the daemon and the limits file disagree about the order of GPUs", gpu);
+    return asked_for_nvml ? JOINED_INFO : JOINED_FULL;
+}
+
+static enum joined join_socket(const char *socket_path, bool for_nvml)
+{
+    struct cgpu_welcome welcome = {0};
+    if (load_relaxed(&joined) == JOINED_FALLBACK && (for_nvml || !asked_for_nvml)) /* never from CUDA down to NVML alone */
+        return join_again();
+    asked_for_nvml = for_nvml;
+    int error = gate_join(socket_path, for_nvml ? CGPU_HELLO_INFO : 0, &welcome);
+    if (error == 0 && welcome.error != 0)
+        error = -welcome.error;
+    if (error < 0 && welcome.error != 0)
+        hook_log("error", "event=join socket=%s error=%d text=\"%.*s\"", socket_path, welcome.error,
+                 (int)sizeof welcome.text, welcome.text);
+    if (error < 0)
+        return load_relaxed(&joined) == JOINED_INFO ? JOINED_INFO : join_fallback(socket_path, error);
+    int count = welcome.ngpus < CGPU_MAX_GPUS ? (int)welcome.ngpus : CGPU_MAX_GPUS;
+    for (int gpu = 0; gpu < count; gpu++) {
+        memcpy(uuids[gpu], welcome.gpu[gpu].uuid, 16);
+        account_fallback(gpu, welcome.gpu[gpu].mem_limit, welcome.gpu[gpu].mem_total);
+    }
+    store_release(&gpus, count);
+    for (int gpu = 0; gpu < count; gpu++)
+        account_enter(gpu);
+    return for_nvml ? JOINED_INFO : JOINED_FULL;
+}
+
+static bool settled(bool for_nvml)
+{
+    switch (load_acquire(&joined)) {
+    case JOINED_NONE:
+    case JOINED_FULL:
+        return true;
+    case JOINED_INFO:
+        return for_nvml;
+    case JOINED_FALLBACK:
+        return now_ns() < load_relaxed(&retry_ns);
+    default:
+        return false;
+    }
+}
+
+bool hook_join(bool for_nvml)
+{
+    if (!settled(for_nvml)) {
+        int saved = errno;
+        hook_lock_take(&joining); /* held for the daemon's answer: gate_join bounds it */
+        if (!settled(for_nvml)) {
+            const char *path = secure_getenv("CGPU_SOCKET");
+            if (!path || !*path)
+                path = CGPU_DEFAULT_SOCKET;
+            store_release(&joined, join_socket(path, for_nvml));
+        }
+        hook_lock_drop(&joining);
+        errno = saved;
+    }
+    return load_acquire(&joined) != JOINED_NONE;
+}
+
+static void after_fork(void)
+{
+    joined = JOINED_NOT_YET;
+    joining = (struct hook_lock){0};
+    gpus = 0;
+    account_after_fork();
+    ledger_after_fork();
+    visible_after_fork();
+    context_after_fork();
+    vmm_after_fork();
+}
+
+__attribute__((constructor)) static void at_load(void)
+{
+    gate_on_rejoin(account_enter);
+    pthread_atfork(NULL, NULL, after_fork);
+}

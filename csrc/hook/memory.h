@@ -1,0 +1,88 @@
+/* memory.h: what the wrappers of allocating and freeing calls share. */
+#ifndef CGPU_MEMORY_H
+#define CGPU_MEMORY_H
+#include <stdbool.h>
+#include <stdint.h>
+#include "hook.h"
+#include "ledger.h"
+
+/* Where an allocation lands: the GPU, and the context it dies with. gpu -1: no instance, or no current context. */
+struct place {
+    int gpu;
+    const void *context;
+};
+struct place place_here(void);               /* of the calling thread's current context */
+struct place place_of_stream(CUstream stream); /* of the stream's; of the current one for the null streams */
+
+/* What the device takes for one block. A GPU's memory is handed out in pages of 2 MiB; smaller blocks share pages in steps of
+ * 512 bytes. (Driver-internal: as observed and as frameworks assume it, nowhere promised. The page that small blocks share is
+ * counted by what is used of it: counting it whole needs the driver's own placement, and refused what fits.) Too large to
+ * round: as large as can be, and so refused. */
+#define SMALL_GRANULE LEDGER_UNIT
+#define LARGE_GRANULE (2ull << 20)
+static inline uint64_t round_up(uint64_t bytes, uint64_t granule)
+{
+    return bytes > UINT64_MAX - granule ? UINT64_MAX : (bytes + granule - 1) / granule * granule;
+}
+static inline uint64_t device_bytes(uint64_t bytes)
+{
+    return round_up(bytes, bytes < LARGE_GRANULE ? SMALL_GRANULE : LARGE_GRANULE);
+}
+
+/* One allocation, charged before the driver is asked:
+ *     struct charge charge = charge_at(place, device_bytes(bytes));
+ *     if (charge.refused)
+ *         return CUDA_ERROR_OUT_OF_MEMORY;
+ *     CUresult result = REAL(...)(...);
+ *     charge_end(&charge, result, LEDGER_POINTER, result == CUDA_SUCCESS ? *ptr : 0);
+ */
+struct charge {
+    struct place at;
+    uint64_t bytes;
+    bool refused;
+};
+
+static inline struct charge charge_at(struct place at, uint64_t bytes)
+{
+    return (struct charge){at, bytes, at.gpu >= 0 && !ledger_charge(at.gpu, bytes)};
+}
+
+static inline void charge_end(const struct charge *charge, CUresult result, enum ledger_kind kind, uint64_t key)
+{
+    if (charge->at.gpu < 0)
+        return;
+    if (result == CUDA_SUCCESS)
+        ledger_put(kind, key, charge->at.gpu, charge->bytes, charge->at.context);
+    else
+        ledger_refund(charge->at.gpu, charge->bytes);
+}
+
+/* One free. The entry goes before the driver is asked, since another thread may get the same address at once; it comes back if
+ * the driver refuses. What is unknown (NULL, foreign, freed twice) is left to the driver:
+ *     struct release release = release_begin(LEDGER_POINTER, ptr);
+ *     return release_end(&release, REAL(...)(...));
+ */
+struct release {
+    enum ledger_kind kind;
+    bool known;
+    int gpu;
+    uint64_t key, bytes;
+    const void *context;
+};
+
+static inline struct release release_begin(enum ledger_kind kind, uint64_t key)
+{
+    struct release release = {.kind = kind, .key = key};
+    release.known = ledger_take_from(kind, key, &release.gpu, &release.bytes, &release.context);
+    return release;
+}
+
+static inline CUresult release_end(const struct release *release, CUresult result)
+{
+    if (release->known && result == CUDA_SUCCESS)
+        ledger_refund(release->gpu, release->bytes);
+    else if (release->known)
+        ledger_put(release->kind, release->key, release->gpu, release->bytes, release->context);
+    return result;
+}
+#endif

@@ -1,0 +1,74 @@
+/* sync.c: a thread that has waited for its work tells so: what it knows to be done needs no event, and an idle holder lets go
+ * after ctl.grace_ns. Nothing here waits or changes a result. */
+#include "client.h"
+#include "hook.h"
+#include "streams.h"
+
+#define SYNC_WRAP(name, args, call, then) \
+    CU_WRAP(CUresult, name, args) \
+    { \
+        CUresult result = REAL(name) call; \
+        if (result == CUDA_SUCCESS && gate_self) \
+            then; \
+        return result; \
+    }
+
+static void context_synced(CUcontext context)
+{
+    if (!context || context == gate_self->context)
+        streams_synced_context();
+    else
+        streams_hint();
+}
+
+SYNC_WRAP(cuCtxSynchronize, (void), (), streams_synced_context())
+SYNC_WRAP(cuCtxSynchronize_v2, (CUcontext context), (context), context_synced(context))
+SYNC_WRAP(cuStreamSynchronize, (CUstream stream), (stream), streams_synced(stream_key(stream)))
+SYNC_WRAP(cuStreamSynchronize_ptsz, (CUstream stream), (stream), streams_synced(stream_key_ptsz(stream)))
+SYNC_WRAP(cuStreamQuery, (CUstream stream), (stream), streams_synced(stream_key(stream)))
+SYNC_WRAP(cuStreamQuery_ptsz, (CUstream stream), (stream), streams_synced(stream_key_ptsz(stream)))
+SYNC_WRAP(cuEventSynchronize, (CUevent event), (event), streams_hint())
+SYNC_WRAP(cuEventQuery, (CUevent event), (event), streams_hint())
+
+/* ---- streams that go ---- */
+
+CU_WRAP(CUresult, cuStreamDestroy, (CUstream stream))
+{
+    streams_forget(stream);
+    return REAL(cuStreamDestroy)(stream);
+}
+
+CU_WRAP(CUresult, cuStreamDestroy_v2, (CUstream stream))
+{
+    streams_forget(stream);
+    return REAL(cuStreamDestroy_v2)(stream);
+}
+
+/* ---- the current context ---- */
+
+CU_WRAP(CUresult, cuCtxSetCurrent, (CUcontext context))
+{
+    CUresult result = REAL(cuCtxSetCurrent)(context);
+    if (gate_self && gate_self->context != context)
+        gate_context_changed();
+    return result;
+}
+
+#define CONTEXT_WRAP(name, args, call) \
+    CU_WRAP(CUresult, name, args) \
+    { \
+        CUresult result = REAL(name) call; \
+        gate_context_changed(); \
+        return result; \
+    }
+
+CONTEXT_WRAP(cuCtxPushCurrent, (CUcontext context), (context))
+CONTEXT_WRAP(cuCtxPushCurrent_v2, (CUcontext context), (context))
+CONTEXT_WRAP(cuCtxPopCurrent, (CUcontext *context), (context))
+CONTEXT_WRAP(cuCtxPopCurrent_v2, (CUcontext *context), (context))
+CONTEXT_WRAP(cuCtxCreate, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
+CONTEXT_WRAP(cuCtxCreate_v2, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
+CONTEXT_WRAP(cuCtxCreate_v3, (CUcontext *context, void *params, int count, unsigned flags, CUdevice device),
+             (context, params, count, flags, device))
+CONTEXT_WRAP(cuCtxCreate_v4, (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device),
+             (context, params, flags, device))

@@ -1,0 +1,324 @@
+/* map.c: opening a simulated GPU, taking a slot, telling the living from the dead, and the bytes each process holds. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "shared/state.h"
+
+/* ---- opening ---- */
+
+static void initialise(struct sim_state *state, const struct sim_gpu *gpu)
+{
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&state->mutex, &attr);
+    pthread_mutexattr_destroy(&attr);
+    state->now_ns = now_ns();
+    state->total = gpu->bytes;
+    state->header_size = offsetof(struct sim_state, proc);
+    state->slot_size = sizeof(struct sim_proc);
+    state->current = -1;
+    state->version = SIM_VERSION;
+    store_release(&state->magic, SIM_MAGIC);
+}
+
+static struct sim_state *map_file(int fd)
+{
+    void *at = mmap(NULL, sizeof(struct sim_state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    madvise(at, sizeof(struct sim_state), MADV_DONTDUMP);
+    return at;
+}
+
+/* Makes the file aside and links it into place, so that nobody ever sees half of one. */
+static int create_state(const char *path, const struct sim_gpu *gpu)
+{
+    char aside[PATH_MAX + 32];
+    int result = 0;
+    snprintf(aside, sizeof aside, "%s.%d", path, (int)getpid());
+    unlink(aside);
+    int fd = open(aside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return -errno;
+    if (fchmod(fd, 0666) < 0 || ftruncate(fd, sizeof(struct sim_state)) < 0) {
+        result = -errno;
+    } else {
+        struct sim_state *state = map_file(fd);
+        if (!state) {
+            result = -errno;
+        } else {
+            initialise(state, gpu);
+            munmap(state, sizeof *state);
+            if (link(aside, path) < 0 && errno != EEXIST)
+                result = -errno;
+        }
+    }
+    unlink(aside);
+    close(fd);
+    return result;
+}
+
+/* No O_CREAT on what may exist: fs.protected_regular refuses that on another user's file in a sticky folder. */
+static int open_or_create(const char *path, const struct sim_gpu *gpu)
+{
+    for (int tries = 0; tries < 3; tries++) {
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        if (fd >= 0 || errno != ENOENT)
+            return fd >= 0 ? fd : -errno;
+        if (gpu) {
+            int error = create_state(path, gpu);
+            if (error)
+                return error;
+        } else {
+            fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+            if (fd >= 0) {
+                if (fchmod(fd, 0666) < 0) { /* the umask */
+                    int error = -errno;
+                    close(fd);
+                    return error;
+                }
+                return fd;
+            }
+            if (errno != EEXIST)
+                return -errno;
+        }
+    }
+    return -EBUSY;
+}
+
+int sim_open(const struct sim_gpu *gpu, struct sim_map *map)
+{
+    char path[PATH_MAX];
+    const char *dir = sim_dir();
+    if (strlen(dir) > PATH_MAX - 80)
+        return -ENAMETOOLONG;
+    if (mkdir(dir, 0777) == 0)
+        (void)!chmod(dir, 01777);
+    snprintf(path, sizeof path, "%s/gpu-%s.alive", dir, gpu->uuid_text + 4);
+    int alive = open_or_create(path, NULL);
+    if (alive < 0)
+        return alive;
+    snprintf(path, sizeof path, "%s/gpu-%s.state", dir, gpu->uuid_text + 4);
+    int fd = open_or_create(path, gpu);
+    if (fd < 0)
+        return fd; /* `alive` stays open: see sim_map */
+    if (lseek(fd, 0, SEEK_END) != (off_t)sizeof(struct sim_state)) {
+        close(fd);
+        return -EINVAL; /* another version's: touching it would be SIGBUS */
+    }
+    struct sim_state *state = map_file(fd);
+    close(fd);
+    if (!state)
+        return -ENOMEM;
+    if (load_acquire(&state->magic) != SIM_MAGIC || state->version != SIM_VERSION || state->total != gpu->bytes) {
+        munmap(state, sizeof *state);
+        return -EINVAL;
+    }
+    map->state = state;
+    map->alive = alive;
+    map->slot = -1;
+    return 0;
+}
+
+/* ---- the mutex ---- */
+
+/* The owner died inside. Nothing is lost but what it was doing: see "Dying" in state.h. */
+static void repair(struct sim_map *map)
+{
+    struct sim_state *state = map->state;
+    if (state->slots > SIM_PROCS)
+        state->slots = SIM_PROCS;
+    for (uint32_t i = 0; i < state->slots; i++) {
+        struct sim_proc *proc = &state->proc[i];
+        uint64_t completed = 0;
+        proc->looked_ns = 0;
+        for (uint32_t c = 0; c < SIM_CHANNELS; c++)
+            if (proc->used >> c & 1)
+                completed += proc->channel[c].head;
+        proc->completed = completed;
+    }
+    state->current = -1;
+    sim_reap(map);
+}
+
+void sim_lock(struct sim_map *map)
+{
+    if (pthread_mutex_lock(&map->state->mutex) == EOWNERDEAD) {
+        pthread_mutex_consistent(&map->state->mutex);
+        repair(map);
+    }
+}
+
+void sim_unlock(struct sim_map *map)
+{
+    pthread_mutex_unlock(&map->state->mutex);
+}
+
+/* ---- life ---- */
+
+static struct flock lock_of(int slot, short type)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
+}
+
+struct identity { uint64_t pid_ns, start_ticks; };
+
+static uint64_t number_at(const char *text)
+{
+    uint64_t value = 0;
+    while (*text >= '0' && *text <= '9')
+        value = value * 10 + (uint64_t)(*text++ - '0');
+    return value;
+}
+
+static struct identity identity_of_self(void)
+{
+    struct identity self = {0, 0};
+    char text[1024];
+    ssize_t n = readlink("/proc/self/ns/pid", text, sizeof text - 1);
+    if (n > 5) {
+        text[n] = 0;
+        self.pid_ns = number_at(text + 5); /* pid:[4026531836] */
+    }
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return self;
+    n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = 0;
+    char *at = strrchr(text, ')'); /* the name may hold anything */
+    for (int field = 2; at && field < 22; field++) {
+        at = strchr(at, ' ');
+        at = at ? at + 1 : NULL;
+    }
+    self.start_ticks = at ? number_at(at) : 0;
+    return self;
+}
+
+int sim_pid(struct sim_map *map, int slot)
+{
+    struct sim_proc *proc = &map->state->proc[slot];
+    if (proc->state != SIM_LIVE)
+        return 0;
+    if (slot == map->slot)
+        return getpid();
+    struct flock lock = lock_of(slot, F_WRLCK);
+    if (fcntl(map->alive, F_GETLK, &lock) < 0)
+        return -1; /* cannot tell: never empty a slot for that */
+    if (lock.l_type != F_UNLCK)
+        return lock.l_pid > 0 ? lock.l_pid : -1; /* 0: in a PID namespace that we do not see */
+    /* A process sees no lock of its own: the other library in this process (NVML beside CUDA) may hold it. */
+    if (proc->pid == (uint32_t)getpid()) {
+        struct identity self = identity_of_self();
+        if (proc->pid_ns == self.pid_ns && proc->start_ticks == self.start_ticks)
+            return getpid();
+    }
+    return 0;
+}
+
+static void empty(struct sim_state *state, int slot)
+{
+    struct sim_proc *proc = &state->proc[slot];
+    for (uint32_t c = 0; c < SIM_CHANNELS; c++)
+        if (proc->used >> c & 1)
+            store_release(&proc->channel[c].head, load_acquire(&proc->channel[c].tail));
+    proc->mem_used = 0;
+    store_release(&proc->state, SIM_DEAD);
+    if (state->current == slot)
+        state->current = -1;
+    state->reaped++;
+}
+
+void sim_reap(struct sim_map *map)
+{
+    for (uint32_t i = 0; i < map->state->slots; i++)
+        if (map->state->proc[i].state == SIM_LIVE && sim_pid(map, (int)i) == 0)
+            empty(map->state, (int)i);
+}
+
+int sim_join(struct sim_map *map)
+{
+    struct sim_state *state = map->state;
+    struct identity self = identity_of_self();
+    int result = -EAGAIN;
+    if (map->slot >= 0)
+        return 0;
+    sim_lock(map);
+    sim_advance(map, now_ns()); /* the dead's last device time is theirs */
+    sim_reap(map);
+    for (int slot = 0; slot < SIM_PROCS; slot++) {
+        struct sim_proc *proc = &state->proc[slot];
+        struct flock lock = lock_of(slot, F_WRLCK);
+        if (proc->state == SIM_LIVE)
+            continue;
+        if (fcntl(map->alive, F_SETLK, &lock) < 0)
+            continue; /* died between taking the lock and filling the slot, and is not gone yet */
+        proc->pid = (uint32_t)getpid();
+        proc->pid_ns = self.pid_ns;
+        proc->start_ticks = self.start_ticks;
+        proc->busy_ns = proc->mem_used = proc->queued = proc->completed = 0;
+        proc->used = 0;
+        memset(proc->samples, 0, sizeof proc->samples);
+        for (int c = 0; c < SIM_CHANNELS; c++)
+            if (proc->channel[c].tail)
+                proc->channel[c].head = proc->channel[c].tail = 0;
+        proc->looked_ns = 0;
+        if (state->slots <= (uint32_t)slot)
+            state->slots = (uint32_t)slot + 1;
+        map->slot = slot;
+        store_release(&proc->state, SIM_LIVE);
+        result = 0;
+        break;
+    }
+    sim_unlock(map);
+    return result;
+}
+
+void sim_forget(struct sim_map *map)
+{
+    map->slot = -1;
+}
+
+/* ---- memory ---- */
+
+uint64_t sim_used(const struct sim_state *state)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < state->slots; i++)
+        if (state->proc[i].state == SIM_LIVE)
+            used += state->proc[i].mem_used;
+    return used;
+}
+
+int sim_charge(struct sim_map *map, uint64_t bytes)
+{
+    struct sim_state *state = map->state;
+    int result = 0;
+    if (bytes > state->total)
+        return -ENOMEM;
+    sim_lock(map);
+    if (sim_used(state) + bytes > state->total)
+        sim_reap(map);
+    if (sim_used(state) + bytes > state->total)
+        result = -ENOMEM;
+    else
+        state->proc[map->slot].mem_used += bytes;
+    sim_unlock(map);
+    return result;
+}
+
+void sim_refund(struct sim_map *map, uint64_t bytes)
+{
+    sim_lock(map);
+    map->state->proc[map->slot].mem_used -= bytes;
+    sim_unlock(map);
+}

@@ -1,0 +1,168 @@
+"""cgpuctl: runs programs in instances of their own, and makes, lists and removes instances."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from cgpusched.cli import link
+from cgpusched.errors import UserError
+from cgpusched.units import format_size, parse_integer, parse_size
+
+EXIT_OWN = 125
+"""``cgpuctl run`` could not start CMD for a reason of its own (as env, timeout and docker run have it)."""
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+
+
+class _RunParser(argparse.ArgumentParser):
+    """``run`` keeps the exit codes below 125 for CMD, usage errors included."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_OWN, f"{self.prog}: error: {message}\n")
+
+
+def _gpus(text: str) -> list[int]:
+    try:
+        return [parse_integer(part, 0, 255) for part in text.split(",")]
+    except UserError as error:
+        raise argparse.ArgumentTypeError(f"{error}; several with commas, like 0,1") from None
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [parse_size(part) for part in text.split(",")]
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _weight(text: str) -> int:
+    try:
+        return parse_integer(text, 0, 1000)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _add_share(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", type=_gpus, metavar="N[,N]", help="the GPUs it sees, in that order (default: 0)")
+    parser.add_argument("--mem", type=_sizes, metavar="SIZE[,SIZE]",
+                        help="its memory on each GPU, like 3GiB; the last repeats (default: default_memsize)")
+    parser.add_argument("--weight", type=_weight, metavar="W", help="its weight (default: 1, or 0 where none is free)")
+    parser.add_argument("--highprio", action="store_true", help="high priority: preempts the others while it has work")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cgpuctl", description="Share a GPU: run programs in instances with a quota.")
+    link.add_common_arguments(parser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run", help="run CMD in an instance of its own, or in the one --id names",
+        usage="cgpuctl run [--gpu N[,N]] [--mem SIZE[,SIZE]] [--weight W] [--highprio] [--id ID] [--] CMD [ARG ...]",
+        description="Runs CMD in an instance that goes away with its last process. Exit status: CMD's own; 125 when "
+                    "cgpuctl failed, 126 when CMD cannot be executed, 127 when it is not found.")
+    run.__class__ = _RunParser
+    _add_share(run)
+    run.add_argument("--id", metavar="ID", help="the instance to join; made if there is none of that name")
+    run.add_argument("cmd", nargs=argparse.REMAINDER, metavar="CMD", help="what to run, with its arguments")
+    run.set_defaults(handler=_run, parser=run)
+
+    create = commands.add_parser("create", help="make an instance that stays until it is destroyed")
+    create.add_argument("id", metavar="ID")
+    _add_share(create)
+    create.set_defaults(handler=_create, parser=create)
+
+    destroy = commands.add_parser("destroy", help="remove an instance")
+    destroy.add_argument("id", metavar="ID", help="its full ID, or the 12 characters that the tree shows")
+    destroy.set_defaults(handler=_destroy, parser=destroy)
+
+    listing = commands.add_parser("list", help="show the instances")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    listing.set_defaults(handler=_list, parser=listing)
+    return parser
+
+
+def environment(reply: dict[str, Any], old: dict[str, str]) -> dict[str, str]:
+    """The environment of a program in the instance that ``reply`` (to ``run``) describes."""
+    new = dict(old)
+    # An empty part of LD_LIBRARY_PATH means the working folder: no colon without something behind it.
+    new["LD_LIBRARY_PATH"] = ":".join(filter(None, [str(reply["lib_dir"]), old.get("LD_LIBRARY_PATH")]))
+    new.update({str(key): str(value) for key, value in dict(reply["env"]).items()})
+    return new
+
+
+def _run(args: argparse.Namespace) -> int:
+    cmd = args.cmd[1:] if args.cmd[:1] == ["--"] else args.cmd
+    if not cmd:
+        raise UserError("run: no CMD given (see cgpuctl run --help)")
+    reply = link.ask(args.socket, "run", id=args.id, gpus=args.gpu, memsize=args.mem, weight=args.weight,
+                     highprio=args.highprio or None)
+    env = environment(reply, dict(os.environ))
+    # From here on this process is CMD's: the kernel carries exit status and signals, and its end ends the instance.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec hands that on
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    try:
+        os.execvpe(cmd[0], cmd, env)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        print(f"cgpuctl: {cmd[0]}: {reason}", file=sys.stderr)
+        return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
+
+
+def _create(args: argparse.Namespace) -> int:
+    reply = link.ask(args.socket, "create", id=args.id, gpus=args.gpu, memsize=args.mem, weight=args.weight,
+                     highprio=args.highprio or None)
+    print(reply["id"])
+    return 0
+
+
+def _destroy(args: argparse.Namespace) -> int:
+    link.ask(args.socket, "destroy", id=args.id)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    instances = link.ask(args.socket, "list")["instances"]
+    if args.json:
+        print(json.dumps(instances, indent=2))
+        return 0
+    rows = [("ID", "GPU", "MEMSIZE", "WEIGHT", "HIGHPRIO", "PROCESSES", "OWNER", "LIFE")]
+    for instance in instances:
+        for share in instance["gpus"]:
+            rows.append((
+                instance["id"], str(share["gpu"]), format_size(share["memsize"]), str(share["weight"]),
+                str(int(share["highprio"])), str(instance["processes"]), str(instance["owner"]),
+                "run" if instance["ephemeral"] else "kept",
+            ))  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; gives the exit status (docs/commands.md has the table)."""
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        return int(args.handler(args))
+    except UserError as error:
+        print(f"cgpuctl: {error}", file=sys.stderr)
+        return EXIT_OWN if args.command == "run" else error.exit_code
+    except BrokenPipeError:  # the reader of our output went away, as `cgpuctl list | head -1` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

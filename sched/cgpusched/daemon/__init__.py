@@ -1,0 +1,1 @@
+"""cgpud: the trio shell around state, plan, gate and tree."""

@@ -1,0 +1,174 @@
+"""How long the instances of ``cgpuctl run`` live: until nothing uses them any more.
+
+Three things keep one: an *anchor* (the process that asked for it, which then became CMD), a client attached to its
+gate, and a process that was started with its socket in the environment (a grandchild that has not used the GPU yet).
+Each is a process, and each is waited for by pidfd; nothing is polled while any of them lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import trio
+
+from cgpusched.daemon.logs import pairs
+
+log = logging.getLogger(__name__)
+
+SCAN_PAUSE_SECONDS = 0.2
+"""Between the two empty scans that end an instance: what a process forked during the first shows in the second."""
+
+
+SCAN_ENOUGH = 8
+"""Processes that one scan takes: a few are enough to wait for, and bound the descriptors held."""
+
+
+def started_with(variable: str, value: str) -> list[int]:
+    """Pidfds of the first few processes whose initial environment has ``variable=value``; the caller closes them.
+
+    Blocks for as long as reading /proc takes (about 10 us a process): call it in a thread. Processes that may not be
+    read (the daemon is not root) are passed over. The environment is read through the pid and checked again after the
+    pidfd is open, so a pid that changed hands in between is not taken for the old process.
+    """
+    entry = f"{variable}={value}".encode()
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if len(found) == SCAN_ENOUGH:
+            break
+        if not name.isdigit() or not _has(name, entry):
+            continue
+        try:
+            pidfd = os.pidfd_open(int(name))
+        except OSError:
+            continue
+        if _has(name, entry):
+            found.append(pidfd)
+        else:
+            os.close(pidfd)
+    return found
+
+
+def _has(pid: str, entry: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return entry in file.read().split(b"\0")
+    except OSError:  # ended, or not ours to read
+        return False
+
+
+@dataclass
+class _Life:
+    id: str
+    socket: str
+    fresh: list[int] = field(default_factory=list)
+    """Pidfds that nobody waits for yet."""
+    anchors: int = 0
+    """Processes that live, ``fresh`` included."""
+    changed: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def anchor(self, pidfd: int) -> None:
+        self.fresh.append(pidfd)
+        self.anchors += 1
+        self.note()
+
+    def note(self) -> None:
+        """Wakes the task: what keeps the instance may have changed."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+
+class Lifetimes:
+    """One task an ephemeral instance, in the daemon's nursery.
+
+    ``clients`` counts the attached processes of an instance; ``end`` destroys it (and then calls ``forget``). All
+    state is touched from the trio thread only.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        clients: Callable[[str], int],
+        end: Callable[[str], None],
+        scan: Callable[[str, str], Iterable[int]] = started_with,
+    ) -> None:
+        self._nursery = nursery
+        self._clients = clients
+        self._end = end
+        self._scan = scan
+        self._lives: dict[str, _Life] = {}
+        self._limiter = trio.CapacityLimiter(1)
+
+    def begin(self, ident: str, socket: str, pidfd: int) -> None:
+        """Starts the life of a new instance, anchored at a process. Takes over ``pidfd``."""
+        life = self._lives[ident] = _Life(ident, socket)
+        life.anchor(pidfd)
+        self._nursery.start_soon(self._live, life, name=f"lifetime {ident}")
+
+    def join(self, ident: str, pidfd: int) -> None:
+        """Anchors a further process. Takes over ``pidfd``. An instance that is not ephemeral needs none."""
+        life = self._lives.get(ident)
+        if life is None:
+            os.close(pidfd)
+        else:
+            life.anchor(pidfd)
+
+    def anchors(self, ident: str) -> int:
+        """How many processes are waited for."""
+        life = self._lives.get(ident)
+        return life.anchors if life else 0
+
+    def detached(self, ident: str) -> None:
+        """A client of this instance has gone."""
+        if life := self._lives.get(ident):
+            life.note()
+
+    def forget(self, ident: str) -> None:
+        """The instance was destroyed, by whomever."""
+        if life := self._lives.pop(ident, None):
+            life.scope.cancel()
+
+    async def _live(self, life: _Life) -> None:
+        with life.scope:
+            try:
+                async with trio.open_nursery() as watchers:
+                    while life.id in self._lives:  # end() is refused when a process comes at the last moment
+                        await self._until_unused(life, watchers)
+                        log.info("instance ends %s", pairs(id=life.id, reason="its last process has ended"))
+                        self._end(life.id)
+            finally:
+                for pidfd in life.fresh:
+                    os.close(pidfd)
+
+    async def _until_unused(self, life: _Life, watchers: trio.Nursery) -> None:
+        empty = 0
+        while True:
+            changed = life.changed
+            while life.fresh:
+                watchers.start_soon(self._watch, life, life.fresh.pop())
+            if life.anchors or self._clients(life.id):
+                empty = 0
+                await changed.wait()
+                continue
+            for pidfd in await trio.to_thread.run_sync(self._take, life, limiter=self._limiter):
+                life.anchor(pidfd)
+            if life.anchors or self._clients(life.id):
+                continue
+            empty += 1
+            if empty == 2:
+                return
+            await trio.sleep(SCAN_PAUSE_SECONDS)
+
+    async def _watch(self, life: _Life, pidfd: int) -> None:
+        try:
+            await trio.lowlevel.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+            life.anchors -= 1
+            life.note()
+
+    def _take(self, life: _Life) -> list[int]:
+        return list(self._scan("CGPU_SOCKET", life.socket))

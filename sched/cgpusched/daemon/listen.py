@@ -1,0 +1,104 @@
+"""Listening Unix sockets: at paths of any length, and accepting such that no peer spoils it for the others."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from cgpusched.daemon.logs import pairs
+from cgpusched.daemon.rundir import unlink_socket
+
+log = logging.getLogger(__name__)
+
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+
+
+@contextmanager
+def listen(path: Path, kind: socket.SocketKind, mode: int, backlog: int) -> Iterator[trio.socket.SocketType]:
+    """A listening socket at ``path`` with that mode; closed and removed at the end."""
+    sock = bind(path, kind, mode, backlog)
+    try:
+        yield trio.socket.from_stdlib_socket(sock)
+    finally:
+        sock.close()
+        path.unlink(missing_ok=True)
+
+
+def bind(path: Path, kind: socket.SocketKind, mode: int, backlog: int) -> socket.socket:
+    """A listening, non-blocking socket at ``path``. A socket that a predecessor left there is replaced.
+
+    The folder is named by a descriptor: a socket address holds 107 bytes, and an instance's ID alone may have 128.
+    """
+    unlink_socket(path)
+    sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.bind(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+        path.chmod(mode)
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def accept_forever(
+    listener: trio.socket.SocketType,
+    nursery: trio.Nursery,
+    room: trio.CapacityLimiter,
+    serve: Callable[[trio.socket.SocketType], Awaitable[None]],
+    pace: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Starts ``serve`` for each connection, ``room`` of them at a time; the rest wait in the kernel's queue.
+
+    ``pace`` is awaited before each accept. A connection's failure ends that connection and is logged; running out of
+    descriptors or memory pauses the accepting for a moment.
+    """
+    while True:
+        token = object()
+        await room.acquire_on_behalf_of(token)
+        try:
+            if pace is not None:
+                await pace()
+            sock, _ = await listener.accept()
+        except OSError as error:
+            room.release_on_behalf_of(token)
+            if error.errno in EXHAUSTED:
+                log.error("accept failed %s", pairs(error=error.strerror))
+                await trio.sleep(0.1)
+            elif error.errno != errno.ECONNABORTED:
+                raise
+            continue
+        except BaseException:
+            room.release_on_behalf_of(token)
+            raise
+        nursery.start_soon(_connection, sock, room, token, serve)
+
+
+async def _connection(
+    sock: trio.socket.SocketType,
+    room: trio.CapacityLimiter,
+    token: object,
+    serve: Callable[[trio.socket.SocketType], Awaitable[None]],
+) -> None:
+    try:
+        with sock:
+            await serve(sock)
+    except OSError as error:  # the peer went away, or there was no descriptor left for it
+        log.debug("connection ended %s", pairs(error=error.strerror))
+    except Exception:
+        # A bug of ours that one connection brought out. It costs that connection; ending the service would let whoever
+        # found it take everybody's GPU scheduling down again and again.
+        log.exception("connection failed")
+    finally:
+        room.release_on_behalf_of(token)

@@ -1,0 +1,83 @@
+"""cgpud: the command line around service.run()."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+import trio
+
+from cgpusched import config
+from cgpusched.daemon import logs, service
+from cgpusched.errors import UserError
+
+log = logging.getLogger(__name__)
+
+EXIT_USAGE, EXIT_BUG = 2, 70
+"""A UserError says 1, AlreadyRunning 3; 70 is EX_SOFTWARE of sysexits.h. docs/commands.md has the table."""
+
+
+def _version() -> str:
+    try:
+        return metadata.version("cgpufs")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cgpud",
+        description="Shares GPUs: serves the tree, the gate and cgpuctl's socket. Runs in the foreground, as root.",
+        epilog="SIGTERM stops it, SIGHUP reads the log level again, SIGUSR1 shows where it stands.",
+    )
+    parser.add_argument("--version", action="version", version=f"cgpud {_version()}")
+    config.add_arguments(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; gives the exit status."""
+    args = build_parser().parse_args(argv)
+    try:
+        loaded = config.load(None, args)
+    except UserError as error:
+        _fail(error)
+        return EXIT_USAGE
+    logs.setup(loaded.log_level)
+    try:
+        # Strict exception groups: a UserError of a task comes in one.
+        trio.run(service.run, loaded, lambda: config.load(None, args))
+    except UserError as error:
+        return _fail(error)
+    except BaseExceptionGroup as group:
+        user, rest = group.split(UserError)
+        if rest is None and user is not None:
+            return _fail(_first(user))
+        log.critical("cgpud failed; this is a bug", exc_info=group)
+        return EXIT_BUG
+    except Exception:
+        log.critical("cgpud failed; this is a bug", exc_info=True)
+        return EXIT_BUG
+    return 0
+
+
+def _fail(error: UserError) -> int:
+    prefix = "<3>" if logs.to_journal(sys.stderr, os.environ) else ""
+    print(f"{prefix}cgpud: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _first(group: BaseExceptionGroup[UserError]) -> UserError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, UserError)
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""The runtime folder (/run/cgpud): its lock, and what is left of a predecessor that did not stop cleanly."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cgpusched.errors import UserError
+
+
+class AlreadyRunning(UserError):
+    exit_code = 3
+
+
+@contextmanager
+def own(runtime: Path) -> Iterator[None]:
+    """Makes the folder and holds its lock; ``AlreadyRunning`` when another cgpud has it.
+
+    The lock is a flock on ``cgpud.lock``: the kernel drops it with the process, so a crash leaves nothing to clean up.
+    The file itself stays, since removing it would let two daemons lock two files of one name.
+    """
+    try:
+        runtime.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(runtime / "cgpud.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise UserError(f"cannot use the runtime folder {runtime}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+            raise AlreadyRunning(f"another cgpud (pid {pid}) already serves {runtime}") from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        os.chmod(runtime, 0o755)
+        yield
+    finally:
+        os.close(fd)
+
+
+def clear_instances(runtime: Path) -> int:
+    """Removes the instance folders of a predecessor; gives how many there were. Only with the lock held."""
+    folder = runtime / "inst"
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"{folder} is in the way: not a folder")
+    folder.mkdir(mode=0o711, exist_ok=True)
+    os.chmod(folder, 0o711)
+    stale = list(folder.iterdir())
+    for entry in stale:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    return len(stale)
+
+
+def unlink_socket(path: Path) -> None:
+    """Removes a socket that nobody serves any more; anything else of that name is an error (EEXIST)."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "not a socket", str(path))
+    path.unlink()
+
+
+def raise_descriptor_limit() -> int:
+    """Lifts the soft limit on open files to the hard one; gives the limit that holds.
+
+    An instance may hold 512 connections of two descriptors and one more for each of its GPUs; 1024, the usual soft
+    limit, is less than 300 clients need.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -1,0 +1,48 @@
+"""What ``status`` answers: all that cgpu-smi shows, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from cgpusched.daemon.devices import Devices
+from cgpusched.daemon.system import System
+
+SAMPLE_SECONDS = 1.0
+
+
+class Status:
+    """The answer and the task behind its figures."""
+
+    def __init__(
+        self, system: System, devices: Devices, mount: str, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._system = system
+        self._devices = devices
+        self._mount = mount
+        self._clock = clock
+        self._started = clock()
+
+    async def sample_forever(self) -> None:
+        """Takes everyone's share of device time once a second, so that an answer tells of the second before it."""
+        while True:
+            self._system.sample(self._clock())
+            await trio.sleep(SAMPLE_SECONDS)
+
+    def answer(self) -> dict[str, Any]:
+        gpus = [dataclasses.asdict(gpu) for gpu in self._system.usage()]
+        for gpu in gpus:
+            gpu["free_weight"] = self._system.state.free_weight(gpu["index"])
+            gpu["free_memory"] = self._system.state.free_memory(gpu["index"])
+        return {
+            "version": self._system.version,
+            "simulated": self._devices.sim_dir is not None,
+            "mount": self._mount,
+            "uptime_s": round((self._clock() - self._started) / 1e9, 3),
+            "upgrade": self._system.upgrade_state(),
+            "gpus": gpus,
+        }

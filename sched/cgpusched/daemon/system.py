@@ -1,0 +1,306 @@
+"""The system: a command goes through the state, becomes plans, and reaches the gate; usage comes back.
+
+Everything here runs on the trio thread and awaits nothing, so each call is atomic for the tree, cgpuctl and the
+clients' sockets alike. What the gate reports was validated by the gate; what it counts comes from tenants' pages all
+the same, so it is shown and never trusted with a decision about another tenant.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from errno import EBUSY, EIO, ENOENT, EOPNOTSUPP
+from importlib.metadata import PackageNotFoundError, version
+from typing import ParamSpec
+
+from cgpusched import policy
+from cgpusched.commands import Command, Create, Destroy, SetMemsize, Upgrade
+from cgpusched.daemon.describe import describe
+from cgpusched.daemon.logs import pairs
+from cgpusched.daemon.ports import Gate, Region
+from cgpusched.daemon.processes import Attachment, Processes
+from cgpusched.daemon.usage import GpuUsage, InstanceUsage, Rate
+from cgpusched.errors import CommandError
+from cgpusched.model import Instance
+from cgpusched.plan import GpuPlan
+from cgpusched.state import State
+from cgpusched.units import uuid_bytes
+
+__all__ = ["Attachment", "OnChange", "System"]
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+OnChange = Callable[[Command, Instance | None], None]
+
+
+class System:
+    """State and gate together.
+
+    ``on_change`` callbacks run after each command that succeeded, with the instance it was about, if any. An OSError
+    from one undoes a Create (callbacks that ran before it see a Destroy); after other commands it is only logged.
+    ``upgrade`` starts the replacement of this daemon; None = it cannot be replaced.
+    """
+
+    def __init__(self, state: State, gate: Gate, upgrade: Callable[[], None] | None = None) -> None:
+        self.state = state
+        self.gate = gate
+        self.upgrade = upgrade
+        self.on_change: list[OnChange] = []
+        self.version = _version()
+        self._upgrade_state = "idle"
+        self._regions: dict[str, dict[int, Region]] = {}
+        self._plans: dict[int, GpuPlan] = {}
+        self._processes = Processes(gate)
+        self._other: dict[tuple[str, int], int] = {}  # the hidden memory that the gate was told
+        self._rates: dict[tuple[str, int], Rate] = {}
+        self._gpu_rates: dict[int, Rate] = {}
+        for gpu in state.gpus.values():
+            gate.add_gpu(gpu.index, uuid_bytes(gpu.uuid), gpu.memory)
+            self._push_plan(gpu.index)
+
+    # Commands
+
+    def apply(self, command: Command) -> Instance | None:
+        """Carry out ``command`` as a whole, or raise CommandError and leave everything as it was.
+
+        CommandError has EIO where the gate failed. Both outcomes are logged.
+        """
+        fields = describe(command)
+        try:
+            if isinstance(command, Destroy):
+                self._check_unused(command.id)
+            before = self.state.snapshot()
+            result = self.state.apply(command)
+            notes = self.state.notes
+            try:
+                self._carry_out(command, result)
+            except OSError as error:
+                self.state.restore(before)
+                self._repair()
+                raise CommandError(EIO, f"{fields['what']}: the gate failed: {error}") from error
+            self._tell(command, result)
+        except CommandError as error:
+            log.warning("refused %s", pairs(**fields, errno=error.name, reason=error))
+            raise
+        log.info("done %s", pairs(**describe(command, result)))
+        for note in notes:
+            instance = result.id if result else None
+            level = logging.WARNING if note.warning else logging.INFO
+            log.log(level, "note %s", pairs(gpu=note.gpu, instance=instance, text=note.text))
+        return result
+
+    def _check_unused(self, ident: str) -> None:
+        """Programs of a destroyed instance would run on with nobody to give them turns: they must end first."""
+        if count := len(self.attached(ident)):
+            raise CommandError(EBUSY, f"destroy {ident}: {count} of its processes use the GPU: end them first")
+
+    def _carry_out(self, command: Command, result: Instance | None) -> None:
+        match command:
+            case Upgrade():
+                if self.upgrade is None:
+                    raise CommandError(EOPNOTSUPP, "upgrade: this daemon cannot be replaced while it runs")
+                self.upgrade()
+                self._upgrade_state = "running"
+            case Create() if result:
+                self._open_regions(result)
+                self._push_plans(result)
+            case Destroy() if result:
+                self._push_plans(result)  # no turn for it any more, before its pages go
+                self._close_regions(result.id)
+            case SetMemsize(gpu, ident, _):
+                self._push_memory(ident, gpu)
+            case _:
+                for gpu in self.state.gpus:
+                    self._push_plan(gpu)
+
+    def _tell(self, command: Command, result: Instance | None) -> None:
+        for number, callback in enumerate(self.on_change):
+            try:
+                callback(command, result)
+            except OSError as error:
+                if not isinstance(command, Create):
+                    log.error("callback %s", pairs(**describe(command, result), reason=error))
+                    continue
+                self._uncreate(Destroy(command.id), result, self.on_change[:number])
+                raise CommandError(EIO, f"create {command.id}: {error}") from error
+
+    def _uncreate(self, undo: Destroy, instance: Instance | None, told: list[OnChange]) -> None:
+        self.state.apply(undo)
+        self._repair()
+        for callback in told:
+            self._tolerate(callback, undo, instance)
+
+    def _open_regions(self, instance: Instance) -> None:
+        made = self._regions[instance.id] = {}
+        try:
+            for gpu, share in instance.shares.items():
+                made[gpu] = self.gate.add_region(gpu, instance.id, share.memsize)
+        except OSError:
+            self._close_regions(instance.id)
+            raise
+
+    def _close_regions(self, ident: str) -> None:
+        for gpu, region in self._regions.pop(ident, {}).items():
+            self._processes.drop(ident, gpu)
+            self._other.pop((ident, gpu), None)
+            self._rates.pop((ident, gpu), None)
+            self._tolerate(self.gate.remove_region, region)
+
+    def _push_plans(self, instance: Instance) -> None:
+        for gpu in instance.shares:
+            self._push_plan(gpu)
+
+    def _push_plan(self, gpu: int) -> None:
+        plan = self._plan(gpu)
+        if self._plans.get(gpu) != plan:
+            self._plans.pop(gpu, None)  # unknown while it is being set
+            self.gate.set_plan(gpu, plan)
+            self._plans[gpu] = plan
+
+    def _plan(self, gpu: int) -> GpuPlan:
+        shares = [(instance.id, instance.shares[gpu]) for instance in self.state.on_gpu(gpu)]
+        busy = [i.id for i in self.state.on_gpu(gpu) if (rate := self._rates.get((i.id, gpu))) and rate.busy]
+        return policy.plan(self.state.settings[gpu], shares, busy)
+
+    def _push_memory(self, ident: str, gpu: int) -> None:
+        limit, other = self.state.instances[ident].shares[gpu].memsize, self._processes.other(ident, gpu)
+        self.gate.set_memory(self._regions[ident][gpu], limit, other)
+        self._other[ident, gpu] = other
+
+    def _repair(self) -> None:
+        """After the gate failed half way: make it agree with the state again, as far as it lets us."""
+        for gpu in self.state.gpus:
+            self._tolerate(self._push_plan, gpu)
+        for ident, made in list(self._regions.items()):
+            if ident not in self.state.instances:
+                self._close_regions(ident)
+                continue
+            for gpu in made:
+                self._tolerate(self._push_memory, ident, gpu)
+
+    def _tolerate(self, step: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Where there is nothing left to undo: a failure is logged, and the rest goes on."""
+        try:
+            step(*args, **kwargs)
+        except OSError as error:
+            log.error("gate %s", pairs(step=step.__name__, of=args, reason=error))
+
+    # Processes
+
+    def attach_process(self, ident: str, pid: int, agent_fd: int) -> Attachment:
+        """Give a process of this instance a slot on each of its GPUs. ``agent_fd`` stays the caller's.
+
+        Raises CommandError: ENOENT without such an instance, else what the gate says (EAGAIN: no slot is free).
+        """
+        if ident not in self._regions:
+            raise CommandError(ENOENT, f"no instance {ident[:140]}")
+        return self._processes.attach(ident, pid, agent_fd, self._regions[ident])
+
+    def detach_process(self, attachment: Attachment) -> None:
+        """The process ended, or its connection did: its memory and its turn are free at once. May be called twice."""
+        self._processes.detach(attachment)
+        for gpu in self._regions.get(attachment.id, {}):
+            self._push_other(attachment.id, gpu)
+
+    def attached(self, ident: str) -> list[Attachment]:
+        """The connected processes of an instance, each once."""
+        return self._processes.of(ident, self._regions.get(ident, {}))
+
+    def regions(self, ident: str) -> dict[int, Region]:
+        """By GPU, in the order its programs see; empty without such an instance."""
+        return dict(self._regions.get(ident, {}))
+
+    # Memory
+
+    def memory(self, ident: str, gpu: int) -> list[tuple[int, int]]:
+        """(host pid, bytes) of each process of the instance that uses this GPU, by pid."""
+        region = self._regions.get(ident, {}).get(gpu)
+        return self._processes.memory(region) if region else []
+
+    def ledger(self, gpu: int) -> dict[int, int]:
+        """Bytes by host pid that the hooks know of on this GPU: the ``before`` of observe()."""
+        regions = (made[gpu] for made in self._regions.values() if gpu in made)
+        return {pid: used for region in regions for pid, used in self._processes.ledger(region).items()}
+
+    def observe(self, gpu: int, before: Mapping[int, int], used: Mapping[int, int]) -> None:
+        """Take in what NVML says each process uses: what the hooks cannot see (contexts, modules) counts too.
+
+        ``before`` is ledger() from before NVML was asked. An allocation or free between the two readings would look
+        like hidden memory, so the larger ledger counts, and of two observations in a row the smaller difference.
+        """
+        for ident, made in self._regions.items():
+            if gpu in made:
+                self._processes.observe(made[gpu], before, used)
+                self._push_other(ident, gpu)
+
+    def _push_other(self, ident: str, gpu: int) -> None:
+        if self._processes.other(ident, gpu) != self._other.get((ident, gpu), 0):
+            self._tolerate(self._push_memory, ident, gpu)
+
+    # Usage
+
+    def sample(self, now_ns: int) -> None:
+        """Work out everyone's share of device time since the last call; call it about once a second."""
+        for gpu in self.state.gpus:
+            self._gpu_rates[gpu] = Rate.after(self._gpu_rates.get(gpu), now_ns, self.gate.gpu_usage(gpu).busy_ns)
+        for ident, made in self._regions.items():
+            for gpu, region in made.items():
+                use = self.gate.usage(region)
+                self._rates[ident, gpu] = Rate.after(self._rates.get((ident, gpu)), now_ns, use.busy_ns, use.waiting)
+
+    def usage(self) -> list[GpuUsage]:
+        """What cgpu-smi shows, by GPU in order; shares of device time are those of the last sample()."""
+        return [self._gpu_usage(index) for index in self.state.gpus]
+
+    def _gpu_usage(self, index: int) -> GpuUsage:
+        gpu, settings, use = self.state.gpus[index], self.state.settings[index], self.gate.gpu_usage(index)
+        entitled = self._plan(index).entitled
+        rows = tuple(self._instance_usage(i, index, entitled[i.id]) for i in self.state.on_gpu(index))
+        rate = self._gpu_rates.get(index)
+        return GpuUsage(
+            index=index,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            memory=gpu.memory,
+            simulated=gpu.simulated,
+            policy=int(settings.policy),
+            max_inst=settings.max_inst,
+            prio_ratio=settings.prio_ratio,
+            percent=rate.percent if rate else 0.0,
+            native=use.native,
+            fallbacks=use.fallbacks,
+            instances=rows,
+        )
+
+    def _instance_usage(self, instance: Instance, gpu: int, entitled: float) -> InstanceUsage:
+        key = instance.id, gpu
+        region, share, rate = self._regions[instance.id][gpu], instance.shares[gpu], self._rates.get(key)
+        use, memory = self.gate.usage(region), self._processes.memory(region)
+        return InstanceUsage(
+            gpu=gpu,
+            id=instance.id,
+            short=instance.short,
+            weight=share.weight,
+            highprio=share.highprio,
+            percent=rate.percent if rate else 0.0,
+            entitled=entitled,
+            mem_used=sum(used for _, used in memory),
+            mem_limit=share.memsize,
+            processes=tuple(pid for pid, _ in memory),
+            waiting=use.waiting,
+            holding=use.holding,
+            busy_ns=use.busy_ns,
+            turns=use.turns,
+            overdue=use.overdue,
+            counters=self._processes.counters(region),
+        )
+
+    def upgrade_state(self) -> str:
+        """What the tree's ``upgrade`` reads: ``idle``, or ``running`` once a replacement was asked for."""
+        return self._upgrade_state
+
+
+def _version() -> str:
+    try:
+        return version("cgpufs")
+    except PackageNotFoundError:  # run from the sources without being installed
+        return "0.0.0"

@@ -1,0 +1,72 @@
+"""The client socket's messages as bytes: what csrc/abi/cgpu_abi.h declares as cgpu_hello and cgpu_welcome."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ABI_MAGIC = 0x75706763
+ABI_VERSION = 1
+MAX_GPUS = 16
+SLOTS = 512
+HELLO_INFO = 1
+
+HELLO = struct.Struct("<IIII48x")
+WELCOME = struct.Struct("<IIiI136s128s")
+WELCOME_GPU = struct.Struct("<16sIIIIQQ")
+WELCOME_SIZE = WELCOME.size + MAX_GPUS * WELCOME_GPU.size
+
+
+class ProtocolError(Exception):
+    """The peer does not speak our protocol; ``str()`` says how it differs."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    pid: int
+    """As the process counts itself: information only."""
+    flags: int
+
+    @property
+    def info_only(self) -> bool:
+        """An NVML-only process: it wants the limits and the pages, and takes no part in the gate."""
+        return bool(self.flags & HELLO_INFO)
+
+
+def parse_hello(data: bytes) -> Hello:
+    if len(data) != HELLO.size:
+        raise ProtocolError(f"hello of {len(data)} bytes where {HELLO.size} are due")
+    magic, version, pid, flags = HELLO.unpack(data)
+    if magic != ABI_MAGIC:
+        raise ProtocolError(f"magic {magic:#x} where {ABI_MAGIC:#x} is due")
+    if version != ABI_VERSION:
+        raise ProtocolError(f"ABI version {version} where {ABI_VERSION} is due")
+    return Hello(pid, flags)
+
+
+@dataclass(frozen=True)
+class WelcomeGpu:
+    """One GPU as the client is told of it. Sizes in bytes; ``slot_gen`` 0 = no slot of its own."""
+
+    uuid: bytes
+    gpu: int
+    slot: int
+    slot_gen: int
+    mem_limit: int
+    mem_total: int
+
+
+def welcome(instance: str, gpus: Sequence[WelcomeGpu]) -> bytes:
+    """The answer to a good hello, ``gpus`` in the order the program shall see them."""
+    head = WELCOME.pack(ABI_MAGIC, ABI_VERSION, 0, len(gpus), instance.encode(), b"")
+    body = b"".join(
+        WELCOME_GPU.pack(gpu.uuid, gpu.gpu, gpu.slot, gpu.slot_gen, 0, gpu.mem_limit, gpu.mem_total) for gpu in gpus
+    )
+    return (head + body).ljust(WELCOME_SIZE, b"\0")
+
+
+def refusal(instance: str, code: int, text: str) -> bytes:
+    """The answer when there is nothing to hand out: ``code`` is an errno, ``text`` says why."""
+    head = WELCOME.pack(ABI_MAGIC, ABI_VERSION, code, 0, instance.encode(), text.encode()[:127])
+    return head.ljust(WELCOME_SIZE, b"\0")

@@ -1,0 +1,67 @@
+"""Writes the proxies that programs load in place of the node's driver libraries. No compiler is needed.
+
+A proxy exports exactly the function names (and versions) of the real library it was made from: a name too many would
+make programs that probe for it take a wrong turn, a missing one would stop them from starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from cgpusched.driver import elf, image
+from cgpusched.driver.find import CUDA, NVML, Driver, packaged
+from cgpusched.errors import UserError
+
+MODE = 0o755
+
+
+def write_proxy(real: Path, soname: str) -> bytes:
+    """The proxy for the library ``real``. ``soname`` says which one it is (libcuda.so.1 or libnvidia-ml.so.1).
+
+    UserError: not a usable x86-64 library, exports nothing, or is itself a proxy of ours.
+    """
+    kind = {CUDA: image.Kind.CUDA, NVML: image.Kind.NVML}[soname]
+    library = elf.read(real)
+    if image.HOOK in library.needed:
+        raise UserError(f"{real}: is a proxy of ours, not the real driver library")
+    if not library.functions:
+        raise UserError(f"{real}: exports no functions")
+    if any(export.name == image.BIND for export in library.functions):
+        raise UserError(f"{real}: is our hook library, not a driver library")
+    return image.render(library, kind, library.soname or soname)
+
+
+def install_proxies(driver: Driver, out: Path, hook: Path | None = None) -> None:
+    """Writes libcuda.so.1 and libnvidia-ml.so.1 into the folder ``out``, with libcgpu-hook.so.1 beside them.
+
+    Each file is replaced as a whole, by rename, and left alone (same inode) when it would not change: programs that
+    have it open go on with what they have. ``hook``: the library to copy instead of the packaged one. UserError: a
+    library cannot be read, or the folder cannot be written.
+    """
+    hook = hook or packaged("hook/" + image.HOOK)
+    made = {CUDA: write_proxy(driver.cuda, CUDA), NVML: write_proxy(driver.nvml, NVML)}
+    try:
+        out.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _replace(out / image.HOOK, hook.read_bytes())  # first: a proxy without it would stop programs from starting
+        for name, content in made.items():
+            _replace(out / name, content)
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_mode & 0o7777 == MODE and path.read_bytes() == content:
+            return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), MODE)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""When an instance of cgpuctl run ends: after its anchors, its clients and what was started in it, and not before."""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cgpusched.daemon import lifetime
+from cgpusched.daemon.lifetime import Lifetimes, started_with
+
+SOCKET = "/nowhere/inst/one/gate.sock"
+
+
+class Bench:
+    """Lifetimes with clients and a /proc of the test's own."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.ended: list[str] = []
+        self.clients = 0
+        self.found: list[list[int]] = []
+        self.scans = 0
+        self.lives = Lifetimes(nursery, lambda _: self.clients, self.end, self.scan)
+
+    def end(self, ident: str) -> None:
+        self.ended.append(ident)
+        self.lives.forget(ident)
+
+    def scan(self, variable: str, value: str) -> list[int]:
+        assert (variable, value) == ("CGPU_SOCKET", SOCKET)
+        self.scans += 1
+        return self.found.pop(0) if self.found else []
+
+
+@pytest.fixture
+async def bench(nursery: trio.Nursery, monkeypatch: Any) -> Bench:
+    monkeypatch.setattr(lifetime, "SCAN_PAUSE_SECONDS", 0.01)
+    return Bench(nursery)
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**more: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess.Popen(["sleep", "1000"], **more))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+@pytest.fixture(autouse=True)
+async def no_descriptor_is_left() -> AsyncIterator[None]:
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # listdir's own
+
+
+async def test_ends_with_its_anchor(bench: Bench, process: Any, until: Any) -> None:
+    anchor = process()
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    await trio.testing.wait_all_tasks_blocked(0.02)
+    assert bench.lives.anchors("one") == 1 and not bench.ended and bench.scans == 0
+    anchor.kill()
+    await until(lambda: bench.ended == ["one"])
+    assert bench.scans == 2, "one empty scan may have missed a process that was being forked"
+    assert bench.lives.anchors("one") == 0
+
+
+async def test_a_joined_process_keeps_it(bench: Bench, process: Any, until: Any) -> None:
+    first, second = process(), process()
+    bench.lives.begin("one", SOCKET, os.pidfd_open(first.pid))
+    bench.lives.join("one", os.pidfd_open(second.pid))
+    first.kill()
+    await until(lambda: bench.lives.anchors("one") == 1)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert not bench.ended
+    second.kill()
+    await until(lambda: bench.ended == ["one"])
+
+
+async def test_an_attached_client_keeps_it(bench: Bench, process: Any, until: Any) -> None:
+    anchor = process()
+    bench.clients = 1
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    anchor.kill()
+    await until(lambda: bench.lives.anchors("one") == 0)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert not bench.ended and bench.scans == 0
+    bench.clients = 0
+    bench.lives.detached("one")
+    await until(lambda: bench.ended == ["one"])
+
+
+async def test_a_process_with_the_environment_keeps_it(bench: Bench, process: Any, until: Any) -> None:
+    anchor, child, grandchild = process(), process(), process()
+    bench.found = [[os.pidfd_open(child.pid)], [], [os.pidfd_open(grandchild.pid)]]
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    anchor.kill()
+    await until(lambda: bench.scans == 1 and bench.lives.anchors("one") == 1)
+    child.kill()
+    await until(lambda: bench.scans == 3)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert not bench.ended, "the second scan found another"
+    grandchild.kill()
+    await until(lambda: bench.ended == ["one"])
+
+
+async def test_destroyed_by_somebody_else(bench: Bench, process: Any) -> None:
+    anchor = process()
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    await trio.testing.wait_all_tasks_blocked()
+    bench.lives.forget("one")
+    await trio.testing.wait_all_tasks_blocked()
+    anchor.kill()
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert not bench.ended
+
+
+async def test_join_of_a_kept_instance_takes_nothing(bench: Bench, process: Any) -> None:
+    bench.lives.join("kept", os.pidfd_open(process().pid))
+    assert bench.lives.anchors("kept") == 0
+
+
+def pid_of(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}") as info:
+        return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+
+
+async def test_started_with_finds_exactly_that_value(process: Any) -> None:
+    mine = f"/somewhere/{os.getpid()}/gate.sock"
+    right = process(env={"CGPU_SOCKET": mine, "OTHER": "1"})
+    process(env={"CGPU_SOCKET": mine + "x"})
+    process(env={"XCGPU_SOCKET": mine, "V": f"CGPU_SOCKET={mine}"})
+    found = started_with("CGPU_SOCKET", mine)
+    try:
+        assert [pid_of(fd) for fd in found] == [right.pid]
+    finally:
+        for fd in found:
+            os.close(fd)
+
+
+async def test_started_with_takes_a_few(process: Any) -> None:
+    mine = f"/somewhere/{os.getpid()}/many.sock"
+    for _ in range(10):
+        process(env={"CGPU_SOCKET": mine})
+    found = started_with("CGPU_SOCKET", mine)
+    for fd in found:
+        os.close(fd)
+    assert len(found) == lifetime.SCAN_ENOUGH
