@@ -70,7 +70,8 @@ def build_gate(out: Path) -> None:
     gate_c.parent.mkdir(exist_ok=True)
     ffibuilder.emit_c_code(str(gate_c))
     # cffi's own C is not ours to lint
-    daemon_side = [f"csrc/gate/{name}.c" for name in ("core", "rotation", "cap", "server", "pages")]
+    parts = "core", "events", "rotation", "cap", "server", "regions", "pages"
+    daemon_side = [f"csrc/gate/{name}.c" for name in parts]
     cc(out, str(gate_c), *daemon_side, f"-I{sysconfig.get_path('include')}",
        "-DPy_LIMITED_API=0x030b0000", "-Wno-unused-parameter", "-Wno-shadow", "-Wno-missing-field-initializers",
        "-lpthread")

@@ -1,5 +1,5 @@
 /* cap.c: how much of any window the high class had while others wanted the device. */
-#include "rotation.h"
+#include "core_parts.h"
 
 static uint32_t nth(const struct core_cap *cap, uint32_t n)
 {

@@ -1,19 +1,14 @@
-/* core.c: the scheduling step. core.h says what it promises; rotation.c and cap.c are its parts. */
-#include "rotation.h"
+/* core.c: the scheduling step's decisions. core.h says what it promises; core_parts.h lists its other parts. */
+#include "core_parts.h"
 #include <string.h>
 
-#define STRIKES 16
+#define STRIKES 16 /* turns in a row without trouble, until claims are believed again */
 #define NO_DEADLINE CORE_NEVER /* entity.deadline: nothing published yet */
 
 struct out {
     struct core_action *actions;
     uint32_t count;
 };
-
-static uint64_t earlier(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
 
 void core_tuning_default(struct core_tuning *t)
 {
@@ -46,11 +41,6 @@ bool core_wants(const struct core *c, uint32_t i)
 {
     const struct core_entity *e = &c->entity[i];
     return e->alive && e->quantum && !(c->overdue >> i & 1) && c->now >= e->backoff_ns && (e->demand || c->now < e->presume_ns);
-}
-
-static bool resting(const struct core_entity *e)
-{
-    return e->phase == CORE_OPEN && !e->holds && e->opened;
 }
 
 static bool is_lower_active(const struct core *c)
@@ -98,259 +88,6 @@ static uint64_t ready_set(const struct core *c, int class, int but, bool lower)
     return set;
 }
 
-/* ---- time ---- */
-
-static void line_remove(struct core *c, uint32_t i)
-{
-    for (uint32_t k = 0; k < c->line_count; k++)
-        if (c->line[k] == i) {
-            memmove(c->line + k, c->line + k + 1, c->line_count - k - 1);
-            c->line_count--;
-            return;
-        }
-}
-
-static bool at_front(const struct core *c, uint32_t i)
-{
-    return c->line_count && c->line[0] == i;
-}
-
-/* Native: the device's own scheduler shares it; split evenly among those that hold it, for the record only. */
-static void settle_native(struct core *c, uint64_t elapsed)
-{
-    uint64_t holders = 0;
-    for (uint32_t i = 0; i < CORE_ENTITIES; i++)
-        holders += c->entity[i].phase == CORE_OPEN && c->entity[i].holds;
-    c->idle_ns += holders ? elapsed % holders : elapsed;
-    for (uint32_t i = 0; i < CORE_ENTITIES && holders; i++)
-        if (c->entity[i].phase == CORE_OPEN && c->entity[i].holds)
-            c->entity[i].busy_ns += elapsed / holders;
-}
-
-static void settle(struct core *c, uint64_t now)
-{
-    uint64_t elapsed = now > c->now ? now - c->now : 0;
-    if (!elapsed)
-        return;
-    c->total_ns += elapsed;
-    if (c->plan.native) {
-        settle_native(c, elapsed);
-    } else if (!c->line_count) {
-        c->idle_ns += elapsed;
-        if (!c->plan.skip_idle)
-            rotation_pass(c, elapsed);
-    } else {
-        struct core_entity *e = &c->entity[c->line[0]];
-        bool unopened = e->phase == CORE_OPEN && !e->opened && !c->contended;
-        if (resting(e) || unopened)
-            c->idle_ns += elapsed;
-        else
-            e->busy_ns += elapsed;
-        if (!e->free) {
-            /* Alone, a turn is used up but makes no debt: nobody was kept waiting. */
-            int64_t credit = e->credit - (int64_t)elapsed;
-            e->credit = e->phase == CORE_OPEN && !c->contended && credit < 0 ? (e->credit < 0 ? e->credit : 0) : credit;
-        }
-        if (e->high && c->lower_active)
-            cap_add(&c->cap, c->now, now, c->tuning.window_ns);
-    }
-    c->now = now;
-}
-
-/* ---- what clients report ---- */
-
-static void set_overdue(struct core *c, uint32_t i, bool on)
-{
-    c->overdue = on ? c->overdue | 1ull << i : c->overdue & ~(1ull << i);
-}
-
-static uint64_t patience(const struct core *c, const struct core_entity *e)
-{
-    return c->tuning.overdue_ns + (e->strikes ? 0 : earlier(e->inflight_ns, c->tuning.overdue_cap_ns));
-}
-
-static void drained(struct core *c, uint32_t i)
-{
-    struct core_entity *e = &c->entity[i];
-    line_remove(c, i);
-    e->phase = CORE_SHUT;
-    e->free = false;
-    if (e->strikes)
-        e->strikes--;
-    /* A synchronising program has its next launch only after the drain: until then it has no waiter, and to take that
-     * for idleness would hand its turn to somebody in debt. */
-    if (e->presume_ns)
-        e->presume_ns = c->now + c->tuning.presume_ns;
-}
-
-/* How long its work goes on after it acknowledged, as predicted. */
-static uint64_t tail_length(const struct core *c, const struct core_entity *e)
-{
-    if (c->plan.drain)
-        return c->tuning.overlap_ns;
-    return e->strikes ? 0 : earlier(e->inflight_ns, c->tuning.overdue_cap_ns);
-}
-
-static uint64_t tail_left(const struct core *c, const struct core_entity *e)
-{
-    uint64_t length = tail_length(c, e), passed = c->now - e->acked_ns;
-    return e->phase == CORE_TAIL && length > passed ? length - passed : 0;
-}
-
-static void let_go(struct core *c, uint32_t i)
-{
-    struct core_entity *e = &c->entity[i];
-    bool cut = e->opened && !e->idle;
-    e->phase = CORE_TAIL;
-    c->closing--;
-    e->acked_ns = c->now;
-    e->overdue_ns = c->now + patience(c, e);
-    e->presume_ns = cut ? c->now + tail_length(c, e) + c->tuning.presume_ns : 0;
-}
-
-static void report(struct core *c, uint32_t i, const struct core_report *r)
-{
-    struct core_entity *e = &c->entity[i];
-    if (r->demand && !e->demand)
-        e->wait_ns = c->now;
-    e->demand = !!r->demand;
-    e->kernel_ns = earlier(r->kernel_ns, c->tuning.overdue_cap_ns);
-    if (r->epoch != e->epoch)
-        return;
-    if (c->overdue >> i & 1) {
-        if (!r->holds && !r->undrained)
-            set_overdue(c, i, false);
-        return;
-    }
-    if (e->phase == CORE_SHUT)
-        return;
-    if (r->opened)
-        e->noshows = 0;
-    if (e->phase != CORE_TAIL) {
-        bool died = e->opened && !r->opened; /* whoever had opened it; that is no reason to expect more */
-        e->opened |= r->opened;
-        e->holds = !!r->holds;
-        e->idle = died || (r->opened && !r->holds && r->idle);
-        e->released = r->opened && !r->holds && !r->idle;
-        e->stale = !!r->stale;
-        if (!e->opened && !e->demand) /* the waiter it was granted for is gone */
-            e->open_by_ns = earlier(e->open_by_ns, c->now + c->tuning.presume_ns);
-        if (e->phase == CORE_CLOSING && r->inflight_ns > e->inflight_ns) {
-            e->overdue_ns -= patience(c, e);
-            e->inflight_ns = r->inflight_ns;
-            e->overdue_ns += patience(c, e);
-        }
-        if (e->phase == CORE_CLOSING && !r->holds)
-            let_go(c, i);
-    }
-    if (e->phase == CORE_TAIL && !r->undrained)
-        drained(c, i);
-}
-
-/* ---- plans ---- */
-
-static bool same_regime(const struct core *c, const struct core_plan *p)
-{
-    if (p->skip_idle != c->plan.skip_idle || p->drain != c->plan.drain || p->native != c->plan.native ||
-        p->high_percent != c->plan.high_percent || p->unowned_ns != c->plan.unowned_ns)
-        return false;
-    for (uint32_t a = 0; a < p->count; a++)
-        for (uint32_t b = 0; b < c->plan.count; b++) {
-            const struct core_turn *x = &p->turn[a], *y = &c->plan.turn[b];
-            if (x->entity == y->entity && (x->high != y->high || x->quantum_ns != y->quantum_ns))
-                return false;
-        }
-    return true;
-}
-
-static void forget(struct core *c, uint32_t i)
-{
-    struct core_entity *e = &c->entity[i];
-    int64_t q = (int64_t)e->quantum;
-    bool running = e->phase == CORE_OPEN;
-    e->credit = running && e->credit > 0 ? (e->credit < q ? e->credit : q) : 0;
-    e->free = e->phase == CORE_CLOSING || e->phase == CORE_TAIL;
-    e->backoff_ns = 0;
-}
-
-static void set_plan(struct core *c, const struct core_plan *p)
-{
-    bool same = same_regime(c, p), was_native = c->plan.native;
-    if (p->count > CORE_ENTITIES)
-        return;
-    c->plan = *p;
-    for (uint32_t i = 0; i < CORE_ENTITIES; i++)
-        c->entity[i].quantum = c->entity[i].high = 0;
-    for (uint32_t k = 0; k < p->count; k++) {
-        const struct core_turn *t = &p->turn[k];
-        if (t->entity >= CORE_ENTITIES || !c->entity[t->entity].alive)
-            continue;
-        c->entity[t->entity].quantum = earlier(t->quantum_ns, 100 * c->tuning.window_ns);
-        c->entity[t->entity].high = !!t->high;
-    }
-    rotation_rebuild(c);
-    if (same)
-        return;
-    c->resume[0] = c->resume[1] = false;
-    c->cap.count = 0;
-    c->void_credit = 0;
-    c->in_void = false;
-    c->turn_over = true;
-    for (uint32_t i = 0; i < CORE_ENTITIES; i++)
-        forget(c, i);
-    if (c->holder >= 0)
-        for (uint32_t k = 0; k < c->order_count[1]; k++)
-            if (c->order[1][k] == c->holder) { /* its turn goes on in the new rotation */
-                c->position[1] = k;
-                c->turn_over = false;
-            }
-    if (p->native || was_native)
-        c->holder = -1;
-}
-
-static void leave(struct core *c, uint32_t i)
-{
-    struct core_entity *e = &c->entity[i];
-    line_remove(c, i);
-    if (e->phase == CORE_CLOSING)
-        c->closing--;
-    if (c->holder == (int32_t)i)
-        c->holder = -1;
-    set_overdue(c, i, false);
-    memset(e, 0, sizeof *e);
-    uint32_t n = 0;
-    for (uint32_t k = 0; k < c->plan.count; k++)
-        if (c->plan.turn[k].entity != i)
-            c->plan.turn[n++] = c->plan.turn[k];
-    c->plan.count = n;
-    rotation_rebuild(c);
-}
-
-static void apply(struct core *c, const struct core_event *event)
-{
-    uint32_t i = event->entity;
-    switch (event->type) {
-    case CORE_JOIN:
-        if (i < CORE_ENTITIES && !c->entity[i].alive) {
-            memset(&c->entity[i], 0, sizeof c->entity[i]);
-            c->entity[i].alive = true;
-        }
-        break;
-    case CORE_LEAVE:
-        if (i < CORE_ENTITIES && c->entity[i].alive)
-            leave(c, i);
-        break;
-    case CORE_PLAN:
-        if (event->plan)
-            set_plan(c, event->plan);
-        break;
-    case CORE_REPORT:
-        if (i < CORE_ENTITIES && c->entity[i].alive)
-            report(c, i, &event->report);
-        break;
-    }
-}
-
 /* ---- decisions ---- */
 
 static void act(struct out *o, struct core_action action)
@@ -376,10 +113,10 @@ static void shut(struct core *c, uint32_t i, struct out *o)
 static void settle_tail(struct core *c, uint32_t i)
 {
     struct core_entity *e = &c->entity[i];
-    if (e->phase != CORE_TAIL || !at_front(c, i) || c->line_count < 2 || e->free)
+    if (e->phase != CORE_TAIL || !core_at_front(c, i) || c->line_count < 2 || e->free)
         return;
     struct core_entity *next = &c->entity[c->line[1]];
-    int64_t left = (int64_t)tail_left(c, e);
+    int64_t left = (int64_t)core_tail_left(c, e);
     e->credit -= left;
     if (!next->free)
         next->credit += left;
@@ -388,9 +125,9 @@ static void settle_tail(struct core *c, uint32_t i)
 static void grant(struct core *c, uint32_t i)
 {
     struct core_entity *e = &c->entity[i];
-    uint64_t left = tail_left(c, e);
+    uint64_t left = core_tail_left(c, e);
     settle_tail(c, i);
-    line_remove(c, i);
+    core_line_remove(c, i);
     e->phase = CORE_OPEN;
     e->epoch = ++c->epoch;
     e->granted_ns = c->now;
@@ -399,7 +136,7 @@ static void grant(struct core *c, uint32_t i)
     e->deadline = NO_DEADLINE;
     e->open_by_ns = c->now + (e->demand ? c->tuning.noshow_ns : c->tuning.presume_ns + left);
     /* When the turn ends if the one before still drains: by then plus our credit. Policy 4's tails may be long. */
-    uint64_t front = c->line_count && !c->plan.drain ? tail_left(c, &c->entity[c->line[0]]) : 0;
+    uint64_t front = c->line_count && !c->plan.drain ? core_tail_left(c, &c->entity[c->line[0]]) : 0;
     e->provisional_ns = c->now + front + (uint64_t)(e->credit > 0 ? e->credit : 0);
     e->turns++;
     c->turns++;
@@ -417,9 +154,9 @@ static void expire(struct core *c)
         }
         if (e->phase == CORE_CLOSING)
             c->closing--;
-        line_remove(c, i);
+        core_line_remove(c, i);
         e->phase = CORE_SHUT;
-        set_overdue(c, i, true);
+        core_set_overdue(c, i, true);
         e->overdue_count++;
         e->strikes = STRIKES;
         e->free = false;
@@ -471,7 +208,7 @@ static bool must_close(struct core *c, uint32_t i)
         c->resume[0] = true;
         return true;
     }
-    if (c->contended && at_front(c, i) && e->credit <= 0) {
+    if (c->contended && core_at_front(c, i) && e->credit <= 0) {
         c->turn_over |= !e->high;
         if (!e->opened && (e->high || c->plan.skip_idle))
             pass_over(c, e);
@@ -523,7 +260,7 @@ static uint64_t turn_ends(const struct core *c, uint32_t i)
     if (c->plan.native)
         return end;
     if (c->contended)
-        end = at_front(c, i) ? c->now + (uint64_t)(e->credit > 0 ? e->credit : 0) : e->provisional_ns;
+        end = core_at_front(c, i) ? c->now + (uint64_t)(e->credit > 0 ? e->credit : 0) : e->provisional_ns;
     if (e->high && c->lower_active)
         end = earlier(end, cap_until(&c->cap, c->now, cap_limit(c), c->tuning.window_ns));
     if (!e->high)
@@ -551,7 +288,7 @@ static void decide_native(struct core *c, struct out *o)
         struct core_entity *e = i < CORE_ENTITIES ? &c->entity[i] : NULL;
         if (!e || !e->alive)
             continue;
-        set_overdue(c, i, false);
+        core_set_overdue(c, i, false);
         if (e->phase == CORE_OPEN && (!e->quantum || e->released || e->stale))
             shut(c, i, o);
         else if (e->quantum && (e->phase == CORE_SHUT || e->phase == CORE_TAIL))
@@ -621,7 +358,7 @@ static uint64_t next_deadline(const struct core *c)
         }
     if (c->holder >= 0) {
         const struct core_entity *e = &c->entity[c->holder];
-        if (!c->contended || at_front(c, (uint32_t)c->holder)) /* else its turn begins when the one before has drained */
+        if (!c->contended || core_at_front(c, (uint32_t)c->holder)) /* else its turn begins when the one before has drained */
             next = earlier(next, turn_ends(c, (uint32_t)c->holder));
         else if (!e->high)
             next = earlier(next, high_returns(c));
@@ -640,9 +377,9 @@ uint64_t core_step(struct core *c, uint64_t now, const struct core_event *events
                    struct core_action *actions, uint32_t *action_count)
 {
     struct out o = {actions, 0};
-    settle(c, now);
+    core_settle(c, now);
     for (uint32_t k = 0; k < count; k++)
-        apply(c, &events[k]);
+        core_apply(c, &events[k]);
     decide(c, &o);
     *action_count = o.count;
     uint64_t next = next_deadline(c);

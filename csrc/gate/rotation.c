@@ -1,5 +1,5 @@
 /* rotation.c: deficit round robin by time, in its two forms: idle owners skipped, or their turns passing unused. */
-#include "rotation.h"
+#include "core_parts.h"
 #include <stddef.h>
 
 #define ROUNDS_MAX 1000000 /* no debt is that many rounds; keeps the products far from overflow */

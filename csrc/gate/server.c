@@ -1,10 +1,10 @@
-/* server.c: the scheduler thread. server.h has the interface.
+/* server.c: the scheduler thread. server.h has the interface, regions.c the rest of it.
  *
  * The thread sleeps in epoll on the regions' bells, a timer (the next deadline of any GPU, or the heartbeat) and a kick from
  * other threads. Bells are edge-triggered and never read: an eventfd's O_NONBLOCK is shared with the tenant, so a read could
  * be made to block. What it does for one bell is bounded, and how often is, too. */
 #define _GNU_SOURCE
-#include "server.h"
+#include "server_parts.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,46 +16,10 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define GPUS_MAX      64
-#define REGIONS_MAX   (GPUS_MAX * CORE_ENTITIES)
-#define BELL_BURST    64
 #define ROUNDS_MAX    8 /* steps of one GPU without returning to epoll */
 #define EVENTS        64
 #define TAG_KICK      UINT32_MAX
 #define TAG_TIMER     (UINT32_MAX - 1)
-
-struct region {
-    uint64_t handle;          /* 0 = free entry */
-    uint32_t gpu, entity;
-    bool paused;
-    bool muted;
-    uint64_t muted_until, bell_tokens, bell_refill_ns;
-    struct pages pages;
-};
-
-struct gpu {
-    bool known, has_high;
-    uint8_t uuid[16];
-    uint64_t memory;
-    uint64_t next;            /* when its core wants to be called */
-    uint64_t dirty;           /* entities to look at in the next step, a set */
-    uint64_t fallbacks;       /* of removed regions */
-    struct region *by_entity[CORE_ENTITIES];
-    struct core core;
-};
-
-struct gate_server {
-    pthread_mutex_t lock;
-    pthread_t thread;
-    bool running, stop;
-    int epoll_fd, kick_fd, timer_fd;
-    uint64_t loops, handles, armed_ns, heartbeat_ns, generation;
-    uint32_t muted;           /* regions */
-    struct gate_tuning tuning;
-    struct gpu *gpus[GPUS_MAX];
-    struct region *regions[REGIONS_MAX];
-    uint32_t region_end;      /* entries from here on are NULL */
-};
 
 void gate_tuning_default(struct gate_tuning *t)
 {
@@ -67,7 +31,7 @@ void gate_tuning_default(struct gate_tuning *t)
 
 /* ---- one GPU's step ---- */
 
-static void set_flags(struct region *r, bool native, bool drain)
+void server_set_flags(struct region *r, bool native, bool drain)
 {
     uint32_t flags = r->pages.ctl->flags & CTL_SHUT;
     if (r->paused)
@@ -80,7 +44,7 @@ static void set_flags(struct region *r, bool native, bool drain)
         store_release(&r->pages.ctl->flags, flags);
 }
 
-static void set_tuning(const struct gate_server *s, const struct gpu *g, struct region *r)
+void server_set_tuning(const struct gate_server *s, const struct gpu *g, struct region *r)
 {
     const struct gate_tuning *t = &s->tuning;
     struct cgpu_ctl *ctl = r->pages.ctl;
@@ -118,7 +82,7 @@ static bool carry_out(struct gpu *g, const struct core_action *actions, uint32_t
 
 /* Looks at whoever matters, steps, acts; again while something was closed, for an entity that holds nothing has let go the
  * moment it is closed. `first` (may be NULL) goes before what is seen. */
-static void run_gpu(struct gpu *g, const struct core_event *first)
+void server_run_gpu(struct gpu *g, const struct core_event *first)
 {
     struct core_action actions[CORE_ACTIONS];
     struct core_event events[CORE_ENTITIES + 1];
@@ -146,7 +110,7 @@ static void run_gpu(struct gpu *g, const struct core_event *first)
 
 /* ---- the thread ---- */
 
-static void watch(struct gate_server *s, struct region *r, uint32_t index, int operation, bool on)
+void server_watch(struct gate_server *s, struct region *r, uint32_t index, int operation, bool on)
 {
     struct epoll_event event = {.events = on ? EPOLLIN | EPOLLET : 0, .data.u32 = index};
     epoll_ctl(s->epoll_fd, operation, r->pages.bell_fd, &event);
@@ -168,7 +132,7 @@ static void rung(struct gate_server *s, struct region *r, uint32_t index, uint64
     r->muted = true; /* a storm: its bell is not heard for a while, only looked after */
     s->muted++;
     r->muted_until = now + s->tuning.mute_ns;
-    watch(s, r, index, EPOLL_CTL_MOD, false);
+    server_watch(s, r, index, EPOLL_CTL_MOD, false);
 }
 
 static void heartbeat(struct gate_server *s, uint64_t now)
@@ -198,7 +162,7 @@ static uint64_t unmute(struct gate_server *s, uint64_t now)
         r->muted = false;
         s->muted--;
         s->gpus[r->gpu]->dirty |= 1ull << r->entity;
-        watch(s, r, k, EPOLL_CTL_MOD, true);
+        server_watch(s, r, k, EPOLL_CTL_MOD, true);
     }
     return next;
 }
@@ -213,7 +177,7 @@ static uint64_t attend(struct gate_server *s, uint64_t now)
         if (!g)
             continue;
         if (g->dirty || now >= g->next)
-            run_gpu(g, NULL);
+            server_run_gpu(g, NULL);
         if (g->next < next)
             next = g->next;
     }
@@ -264,7 +228,7 @@ static void *scheduler(void *argument)
     }
 }
 
-static void kick(struct gate_server *s)
+void server_kick(struct gate_server *s)
 {
     uint64_t one = 1;
     ssize_t n = write(s->kick_fd, &one, sizeof one);
@@ -313,11 +277,11 @@ int gate_start(struct gate_server *s)
     if (error)
         return -error;
     s->running = true;
-    kick(s);
+    server_kick(s);
     return 0;
 }
 
-static struct region *find(const struct gate_server *s, uint64_t handle)
+struct region *server_find(const struct gate_server *s, uint64_t handle)
 {
     uint32_t index = (uint32_t)(handle % REGIONS_MAX);
     struct region *r = s->regions[index];
@@ -345,7 +309,7 @@ void gate_free(struct gate_server *s)
         pthread_mutex_lock(&s->lock);
         s->stop = true;
         pthread_mutex_unlock(&s->lock);
-        kick(s);
+        server_kick(s);
         pthread_join(s->thread, NULL);
     }
     for (uint32_t k = 0; k < s->region_end; k++) {
@@ -363,237 +327,6 @@ void gate_free(struct gate_server *s)
             close(fds[k]);
     pthread_mutex_destroy(&s->lock);
     free(s);
-}
-
-/* ---- GPUs and regions ---- */
-
-int gate_add_gpu(struct gate_server *s, uint32_t gpu, const uint8_t uuid[16], uint64_t memory)
-{
-    if (gpu >= GPUS_MAX)
-        return -EINVAL;
-    struct gpu *g = calloc(1, sizeof *g);
-    if (!g)
-        return -ENOMEM;
-    memcpy(g->uuid, uuid, sizeof g->uuid);
-    g->memory = memory;
-    g->next = CORE_NEVER;
-    core_init(&g->core, &s->tuning.core, now_ns());
-    pthread_mutex_lock(&s->lock);
-    int error = s->gpus[gpu] ? -EEXIST : 0;
-    if (!error)
-        s->gpus[gpu] = g;
-    pthread_mutex_unlock(&s->lock);
-    if (error)
-        free(g);
-    return error;
-}
-
-static int join(struct gate_server *s, struct region *r, uint32_t *index)
-{
-    struct gpu *g = s->gpus[r->gpu];
-    uint32_t at = 0, entity = 0;
-    while (entity < CORE_ENTITIES && g->by_entity[entity])
-        entity++;
-    while (at < REGIONS_MAX && s->regions[at])
-        at++;
-    if (entity == CORE_ENTITIES || at == REGIONS_MAX)
-        return -ENOSPC;
-    r->entity = entity;
-    r->handle = ++s->handles * REGIONS_MAX + at;
-    s->regions[at] = r;
-    if (at >= s->region_end)
-        s->region_end = at + 1;
-    g->by_entity[entity] = r;
-    set_flags(r, g->core.plan.native, g->core.plan.drain);
-    set_tuning(s, g, r);
-    watch(s, r, at, EPOLL_CTL_ADD, true);
-    run_gpu(g, &(struct core_event){.type = CORE_JOIN, .entity = entity});
-    *index = at;
-    return 0;
-}
-
-int gate_add_region(struct gate_server *s, uint32_t gpu, uint64_t mem_limit, uint64_t *handle, int fds[3])
-{
-    uint32_t index;
-    if (gpu >= GPUS_MAX || !s->gpus[gpu]) /* GPUs are never removed */
-        return -ENODEV;
-    struct region *r = calloc(1, sizeof *r);
-    if (!r)
-        return -ENOMEM;
-    r->gpu = gpu;
-    r->bell_tokens = BELL_BURST;
-    r->bell_refill_ns = now_ns();
-    int error = pages_create(&r->pages, s->gpus[gpu]->uuid, gpu, s->generation);
-    if (error) {
-        free(r);
-        return error;
-    }
-    r->pages.ctl->mem_limit = mem_limit;
-    r->pages.ctl->mem_total = s->gpus[gpu]->memory;
-    pthread_mutex_lock(&s->lock);
-    error = join(s, r, &index);
-    pthread_mutex_unlock(&s->lock);
-    if (error) {
-        pages_destroy(&r->pages);
-        free(r);
-        return error;
-    }
-    kick(s);
-    *handle = r->handle;
-    fds[0] = r->pages.ctl_fd;
-    fds[1] = r->pages.report_fd;
-    fds[2] = r->pages.bell_fd;
-    return 0;
-}
-
-int gate_remove_region(struct gate_server *s, uint64_t handle)
-{
-    pthread_mutex_lock(&s->lock);
-    struct region *r = find(s, handle);
-    if (r) {
-        struct gpu *g = s->gpus[r->gpu];
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, r->pages.bell_fd, NULL);
-        s->muted -= r->muted;
-        g->by_entity[r->entity] = NULL;
-        g->fallbacks += pages_ungated(&r->pages);
-        s->regions[handle % REGIONS_MAX] = NULL;
-        store_release(&r->pages.ctl->grant, r->pages.ctl->grant & ~1ull);
-        run_gpu(g, &(struct core_event){.type = CORE_LEAVE, .entity = r->entity});
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (!r)
-        return -ENOENT;
-    kick(s);
-    pages_destroy(&r->pages);
-    free(r);
-    return 0;
-}
-
-int gate_set_plan(struct gate_server *s, uint32_t gpu, const struct core_plan *plan, const struct gate_turn *turns)
-{
-    struct core_plan p = *plan;
-    int error = 0;
-    if (gpu >= GPUS_MAX || !s->gpus[gpu])
-        return -ENODEV;
-    if (p.count > CORE_ENTITIES)
-        return -E2BIG;
-    pthread_mutex_lock(&s->lock);
-    struct gpu *g = s->gpus[gpu];
-    bool paused[CORE_ENTITIES] = {false}, high = false;
-    for (uint32_t k = 0; k < p.count && !error; k++) {
-        struct region *r = find(s, turns[k].region);
-        if (!r || r->gpu != gpu) {
-            error = -ENOENT;
-            break;
-        }
-        p.turn[k] = (struct core_turn){.entity = r->entity, .high = turns[k].high, .quantum_ns = turns[k].quantum_ns};
-        paused[r->entity] = !turns[k].quantum_ns;
-        high |= turns[k].high && turns[k].quantum_ns;
-    }
-    if (!error) {
-        g->has_high = high;
-        for (uint32_t i = 0; i < CORE_ENTITIES; i++) {
-            struct region *r = g->by_entity[i];
-            if (!r)
-                continue;
-            r->paused = paused[i];
-            set_flags(r, p.native, p.drain); /* before the words: who sees a grant sees its kind */
-            set_tuning(s, g, r);
-        }
-        run_gpu(g, &(struct core_event){.type = CORE_PLAN, .plan = &p});
-    }
-    pthread_mutex_unlock(&s->lock);
-    kick(s);
-    return error;
-}
-
-int gate_set_memory(struct gate_server *s, uint64_t handle, uint64_t limit, uint64_t other)
-{
-    pthread_mutex_lock(&s->lock);
-    struct region *r = find(s, handle);
-    if (r) {
-        store_release(&r->pages.ctl->mem_limit, limit);
-        store_release(&r->pages.ctl->mem_other, other);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return r ? 0 : -ENOENT;
-}
-
-int gate_attach(struct gate_server *s, uint64_t handle, int agent_fd, uint32_t *slot, uint32_t *gen)
-{
-    pthread_mutex_lock(&s->lock);
-    struct region *r = find(s, handle);
-    int error = r ? pages_attach(&r->pages, agent_fd, slot, gen) : -ENOENT;
-    pthread_mutex_unlock(&s->lock);
-    return error;
-}
-
-int gate_detach(struct gate_server *s, uint64_t handle, uint32_t slot)
-{
-    pthread_mutex_lock(&s->lock);
-    struct region *r = find(s, handle);
-    int error = r ? pages_detach(&r->pages, slot) : -ENOENT;
-    if (!error) {
-        s->gpus[r->gpu]->dirty |= 1ull << r->entity; /* a dead process holds nothing: the next may be due */
-        run_gpu(s->gpus[r->gpu], NULL);
-    }
-    pthread_mutex_unlock(&s->lock);
-    kick(s);
-    return error;
-}
-
-/* ---- figures ---- */
-
-int gate_slots(struct gate_server *s, uint64_t handle, struct gate_slot_use *uses)
-{
-    int n = -ENOENT;
-    pthread_mutex_lock(&s->lock);
-    struct region *r = find(s, handle);
-    if (r) {
-        for (n = 0; n < (int)r->pages.live_count; n++)
-            pages_use(&r->pages, r->pages.live[n], &uses[n]);
-    }
-    pthread_mutex_unlock(&s->lock);
-    return n;
-}
-
-int gate_region_used(struct gate_server *s, uint64_t handle, struct gate_region_use *use)
-{
-    pthread_mutex_lock(&s->lock);
-    struct region *r = find(s, handle);
-    if (r) {
-        s->gpus[r->gpu]->dirty |= 1ull << r->entity;
-        run_gpu(s->gpus[r->gpu], NULL); /* time charged up to now */
-        const struct core_entity *e = &s->gpus[r->gpu]->core.entity[r->entity];
-        *use = (struct gate_region_use){
-            .busy_ns = e->busy_ns, .turns = e->turns, .overdue = e->overdue_count, .waiting = e->demand,
-            .holding = e->phase == CORE_OPEN || e->phase == CORE_CLOSING};
-    }
-    pthread_mutex_unlock(&s->lock);
-    kick(s);
-    return r ? 0 : -ENOENT;
-}
-
-int gate_gpu_used(struct gate_server *s, uint32_t gpu, struct gate_gpu_use *use)
-{
-    if (gpu >= GPUS_MAX || !s->gpus[gpu])
-        return -ENODEV;
-    pthread_mutex_lock(&s->lock);
-    struct gpu *g = s->gpus[gpu];
-    run_gpu(g, NULL);
-    *use = (struct gate_gpu_use){
-        .busy_ns = g->core.total_ns - g->core.idle_ns, .turns = g->core.turns, .fallbacks = g->fallbacks,
-        .longest_wait_ns = core_longest_wait(&g->core, g->core.now), .native = g->core.plan.native};
-    for (uint32_t i = 0; i < CORE_ENTITIES; i++) {
-        if (!g->by_entity[i])
-            continue;
-        use->regions++;
-        use->overdue += g->core.entity[i].overdue_count;
-        use->fallbacks += pages_ungated(&g->by_entity[i]->pages);
-    }
-    pthread_mutex_unlock(&s->lock);
-    kick(s);
-    return 0;
 }
 
 uint64_t gate_loops(const struct gate_server *s)

@@ -5,6 +5,7 @@ side refuses is an ``OSError`` with its errno: ENODEV (no such GPU), ENOENT (no 
 on that GPU already), EAGAIN (512 processes in that region already).
 """
 
+import errno
 import os
 import socket
 from collections.abc import Mapping
@@ -189,7 +190,7 @@ class Gate:
     def add_region(self, gpu: int, id: str, mem_limit: int) -> Region:
         """A new region; it gets no turn before a plan names it."""
         if id in self._regions.get(gpu, {}):
-            raise FileExistsError(f"{id} has a region on GPU {gpu} already")
+            raise OSError(errno.EEXIST, f"{id} has a region on GPU {gpu} already")
         handle, fds = ffi.new("uint64_t *"), ffi.new("int[3]")
         _check(lib.gate_add_region(self._alive(), gpu, mem_limit, handle, fds))
         region = Region(gpu, id, fds[0], fds[1], fds[2], handle[0])
@@ -213,7 +214,7 @@ class Gate:
         server, regions = self._alive(), self._regions.get(gpu, {})
         for turn in plan.turns:
             if turn.id not in regions:
-                raise FileNotFoundError(f"{turn.id} has no region on GPU {gpu}")
+                raise OSError(errno.ENOENT, f"{turn.id} has no region on GPU {gpu}")
         c_plan = ffi.new("struct core_plan *")
         c_plan.count = len(plan.turns)
         c_plan.skip_idle, c_plan.drain, c_plan.native = plan.skip_idle, plan.drain, plan.native

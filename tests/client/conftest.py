@@ -26,12 +26,16 @@ HERE = Path(__file__).resolve().parent
 MAGIC, VERSION = 0x75706763, 1
 SLOTS, CTL, REPORT, SLOT = 512, 4096, 4096 + 512 * 256, 256
 WAIT = 10.0
+FIELDS = {"gen": (0, "<I"), "pid": (4, "<I"), "opened": (64, "<Q"), "acked": (72, "<Q"), "drained": (80, "<Q"),
+          "idle": (88, "<Q"), "demand": (96, "<I"), "inflight": (104, "<Q"), "mem": (128, "<Q"),
+          "launches": (192, "<Q"), "ungated": (200, "<Q"), "length": (216, "<Q"), "dirty": (224, "<Q")}
 F_ADD_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 16, 2, 4
 
 
 def compile_c(out: Path, *args: str) -> Path:
     """Compiles with the flags of build_ffi.py that matter here."""
-    flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-U_FORTIFY_SOURCE", "-Icsrc/abi", "-Icsrc/gate", "-Icsrc/hook"]
+    flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-U_FORTIFY_SOURCE", "-Icsrc/abi", "-Icsrc/gate",
+             "-Icsrc/hook"]
     subprocess.run([*shlex.split(os.environ.get("CC", "gcc")), *flags, "-o", str(out), *args], check=True, cwd=ROOT)
     return out
 
@@ -102,9 +106,7 @@ class Page:
         return int(struct.unpack_from("<Q", self.ctl, 64)[0])
 
     def slot(self, index: int, field: str) -> int:
-        offset, size = {"gen": (0, "<I"), "pid": (4, "<I"), "opened": (64, "<Q"), "acked": (72, "<Q"), "drained": (80, "<Q"),
-                        "idle": (88, "<Q"), "demand": (96, "<I"), "inflight": (104, "<Q"), "mem": (128, "<Q"),
-                        "launches": (192, "<Q"), "ungated": (200, "<Q"), "length": (216, "<Q"), "dirty": (224, "<Q")}[field]
+        offset, size = FIELDS[field]
         return int(struct.unpack_from(size, self.report, 4096 + index * SLOT + offset)[0])
 
     def wake(self) -> None:

@@ -47,8 +47,8 @@ def test_open_gate_costs_little(client_build: dict[str, Path], daemon: Any, thre
 
 
 def test_no_instance_passes_everything(client_build: dict[str, Path], daemon: Any, tmp_path: Path) -> None:
-    env = dict(os.environ, LD_LIBRARY_PATH=str(client_build["hooked"]), CGPU_SOCKET=str(tmp_path / "none" / "gate.sock"))
-    out = subprocess.run([str(client_build["overhead"]), "1", "100000", "3"], env=env, check=True, timeout=60, text=True,
-                         capture_output=True).stdout
+    env = dict(os.environ, LD_LIBRARY_PATH=str(client_build["hooked"]), CGPU_SOCKET=str(tmp_path / "none" / "sock"))
+    out = subprocess.run([str(client_build["overhead"]), "1", "100000", "3"], env=env, check=True, timeout=60,
+                         text=True, capture_output=True).stdout
     assert float(out.split()[3]) < 50  # no slow path a launch
     assert daemon.joined == 0

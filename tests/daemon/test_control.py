@@ -37,6 +37,9 @@ class Lives:
         os.close(pidfd)
         self.calls.append(("join", ident))
 
+    async def settled(self) -> None:
+        pass
+
     def anchors(self, ident: str) -> int:
         return self.count
 

@@ -201,6 +201,12 @@ def test_exit_status_and_signals_are_the_programs_own(node: Node) -> None:
     wait_until(lambda: node.ctl("list", "--json").stdout.strip() == "[]", "the instances to go")
 
 
+def test_a_script_can_use_the_whole_card_again_and_again(node: Node) -> None:
+    """What one program gave up by ending, its name included, the next can have at once."""
+    for _ in range(4):
+        node.ctl("run", "--id", "again", "--mem", "24GiB", "--weight", "20", "--", "true")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -1,4 +1,4 @@
-"""A client of the real scheduler thread, written in Python from csrc/abi/cgpu_abi.h: maps what it is handed, and obeys (or not)."""
+"""A client of the real scheduler thread, from csrc/abi/cgpu_abi.h: maps what it is handed, and obeys (or not)."""
 
 import mmap
 import os
@@ -30,7 +30,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
 
 
 class FakeClient:
-    """One process of an instance. Close it, or use it as a context manager; ``die`` is what the daemon does at its end."""
+    """One process of an instance; a context manager. ``die`` is what the daemon does at its end."""
 
     def __init__(self, gate: Gate, region: Region, enter: bool = True) -> None:
         self.gate, self.region = gate, region
@@ -93,11 +93,12 @@ class FakeClient:
         """Waits for the grant and opens it; gives the word."""
         eventually(lambda: self.granted, seconds)
         word = self.word
-        self.set(drained=0, idle=0, acked=0, opened=word, demand=0)
+        self.set(drained=0, idle=0, acked=0, opened=word)
         if self.word != word:
             self.set(acked=word, drained=word)
             self.bell()
             return self.accept(seconds)
+        self.set(demand=0)
         return word
 
     def let_go(self, word: int, idle: bool = False, drained: bool = True) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from gate_fake import MS, NATIVE, NODRAIN, PAUSED, REPORT_SIZE, S, FakeClient, eventually
+from gate_fake import MS, NATIVE, NODRAIN, PAUSED, REPORT_SIZE, FakeClient, S, eventually
 
 from cgpusched.gate import Gate, Tuning, agent_channel
 from cgpusched.plan import GpuPlan, Turn
@@ -324,7 +324,7 @@ def test_no_descriptor_is_left_behind():
 # ---- hostile clients ----
 
 def rounds(client, seconds):
-    """Lives honestly for a while: opens, holds a millisecond, lets go, asks again. Gives the turns and the longest wait."""
+    """Lives honestly for a while: opens, lets go, asks again. Gives the turns and the longest wait."""
     end, turns, longest = time.monotonic() + seconds, 0, 0.0
     while time.monotonic() < end:
         client.ask()

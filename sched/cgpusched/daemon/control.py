@@ -49,6 +49,7 @@ class Lives(Protocol):
     def begin(self, ident: str, socket: str, pidfd: int) -> None: ...
     def join(self, ident: str, pidfd: int) -> None: ...
     def anchors(self, ident: str) -> int: ...
+    async def settled(self) -> None: ...
 
 
 class Control:
@@ -84,6 +85,8 @@ class Control:
             return self.status()
         # The user database may be a network away: ask it in a thread, before anything is decided.
         await trio.to_thread.run_sync(self.access.check_member, peer, request.do, limiter=self._users)
+        if request.do != "destroy":
+            await self.lives.settled()  # a script's next program gets what its last one just gave up
         if request.do == "run":
             return self._run(peer, request)
         if request.do == "create":

@@ -22,6 +22,9 @@ SCAN_PAUSE_SECONDS = 0.2
 """Between the two empty scans that end an instance: what a process forked during the first shows in the second."""
 
 
+SETTLE_SECONDS = 2.0
+"""The longest that settled() waits; two scans and the pause take a tenth of it."""
+
 SCAN_ENOUGH = 8
 """Processes that one scan takes: a few are enough to wait for, and bound the descriptors held."""
 
@@ -68,6 +71,8 @@ class _Life:
     anchors: int = 0
     """Processes that live, ``fresh`` included."""
     changed: trio.Event = field(default_factory=trio.Event)
+    unused: bool = False
+    """Nothing known uses it; it ends unless a scan finds a process."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def anchor(self, pidfd: int) -> None:
@@ -100,6 +105,7 @@ class Lifetimes:
         self._end = end
         self._scan = scan
         self._lives: dict[str, _Life] = {}
+        self._settled = trio.Event()
         self._limiter = trio.CapacityLimiter(1)
 
     def begin(self, ident: str, socket: str, pidfd: int) -> None:
@@ -130,6 +136,17 @@ class Lifetimes:
         """The instance was destroyed, by whomever."""
         if life := self._lives.pop(ident, None):
             life.scope.cancel()
+            self._settle()
+
+    async def settled(self) -> None:
+        """Waits until what is about to end has ended or was found in use: its memory, weight and name are free then."""
+        with trio.move_on_after(SETTLE_SECONDS):
+            while any(life.unused for life in self._lives.values()):
+                await self._settled.wait()
+
+    def _settle(self) -> None:
+        self._settled.set()
+        self._settled = trio.Event()
 
     async def _live(self, life: _Life) -> None:
         with life.scope:
@@ -151,8 +168,12 @@ class Lifetimes:
                 watchers.start_soon(self._watch, life, life.fresh.pop())
             if life.anchors or self._clients(life.id):
                 empty = 0
+                if life.unused:
+                    life.unused = False
+                    self._settle()
                 await changed.wait()
                 continue
+            life.unused = True
             for pidfd in await trio.to_thread.run_sync(self._take, life, limiter=self._limiter):
                 life.anchor(pidfd)
             if life.anchors or self._clients(life.id):

@@ -1,10 +1,38 @@
-/* rotation.h: whose turn it is. Parts of core.c; nobody else includes this. */
-#ifndef CGPU_ROTATION_H
-#define CGPU_ROTATION_H
+/* core_parts.h: what the parts of the scheduling step offer each other; nobody else includes this.
+ *
+ *   core.c      decides: who is closed, who is granted, until when
+ *   events.c    takes in time, reports and plans
+ *   rotation.c  whose turn it is
+ *   cap.c       how much of a window the high class had */
+#ifndef CGPU_CORE_PARTS_H
+#define CGPU_CORE_PARTS_H
 #include "core.h"
 
+static inline uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* It has the grant and nobody in it uses it. */
+static inline bool resting(const struct core_entity *e)
+{
+    return e->phase == CORE_OPEN && !e->holds && e->opened;
+}
+
+/* ---- core.c ---- */
 bool core_wants(const struct core *core, uint32_t entity);
 
+/* ---- events.c ---- */
+/* Charges the time that has passed, and sets the clock. */
+void core_settle(struct core *core, uint64_t now);
+void core_apply(struct core *core, const struct core_event *event);
+void core_line_remove(struct core *core, uint32_t entity);
+bool core_at_front(const struct core *core, uint32_t entity);
+void core_set_overdue(struct core *core, uint32_t entity, bool on);
+/* How long its work still goes on, as predicted when it let go. */
+uint64_t core_tail_left(const struct core *core, const struct core_entity *entity);
+
+/* ---- rotation.c ---- */
 void rotation_rebuild(struct core *core);
 /* Work-conserving: the next of `ready` (a set) in its class, credited; -1 = none. */
 int rotation_pick(struct core *core, int class, uint64_t ready);
@@ -16,6 +44,7 @@ void rotation_pass(struct core *core, uint64_t elapsed);
 int rotation_owner(const struct core *core);
 int64_t rotation_credit(const struct core *core);
 
+/* ---- cap.c ---- */
 /* The high class's sliding window. Times are absolute ns, `window` its length. */
 void cap_add(struct core_cap *cap, uint64_t from, uint64_t to, uint64_t window);
 uint64_t cap_used(const struct core_cap *cap, uint64_t at, uint64_t window);
