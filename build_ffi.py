@@ -3,8 +3,8 @@
 ``python build_ffi.py`` rebuilds in place after a C change. Nothing but a C compiler is needed: no CUDA toolkit.
 
 ==========================================  ==================================================================
-``cgpusched/_gate.abi3.so``                 the gate's daemon side (csrc/gate/core.c, server.c), through cffi
-``cgpusched/lib/hook/libcgpu-hook.so.1``    the wrappers and the gate's client side; the proxies need it
+``cgpusched/_gate.abi3.so``                 the gate's daemon side (csrc/gate), through cffi
+``cgpusched/lib/hook/libcgpu-hook.so.1``    the wrappers (csrc/hook) and the gate's client side (csrc/client)
 ``cgpusched/lib/sim/libcuda.so.1``          the simulated driver
 ``cgpusched/lib/sim/libnvidia-ml.so.1``     the simulated NVML
 ==========================================  ==================================================================
@@ -34,7 +34,7 @@ LIB = "sched/cgpusched/lib"
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wvla"]
 FLAGS = ["-std=gnu11", "-O2", "-g", *WARNINGS, "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]
-INCLUDE = ["-Icsrc/abi", "-Icsrc/gate", "-Icsrc/hook", "-Icsrc/sim"]
+INCLUDE = ["-Icsrc/abi", "-Icsrc/gate", "-Icsrc/client", "-Icsrc/hook", "-Icsrc/sim"]
 # Tenants' images may have a glibc as old as 2.17: bind to the old versions of what moved into libc.so.6 later, and name
 # the libraries those lived in (empty stubs on a new glibc). tests/test_glibc.py checks the result.
 OLD_GLIBC = ["-include", "csrc/abi/glibc217.h", "-Wl,-z,now,-z,nodelete,--no-as-needed", "-l:libpthread.so.0",
@@ -71,8 +71,7 @@ def build_gate(out: Path) -> None:
     ffibuilder.emit_c_code(str(gate_c))
     # cffi's own C is not ours to lint
     parts = "core", "events", "rotation", "cap", "server", "regions", "pages"
-    daemon_side = [f"csrc/gate/{name}.c" for name in parts]
-    cc(out, str(gate_c), *daemon_side, f"-I{sysconfig.get_path('include')}",
+    cc(out, str(gate_c), *sources("gate/*.c"), f"-I{sysconfig.get_path('include')}",
        "-DPy_LIMITED_API=0x030b0000", "-Wno-unused-parameter", "-Wno-shadow", "-Wno-missing-field-initializers",
        "-lpthread")
 
@@ -83,7 +82,7 @@ def build(base: Path) -> list[str]:
     include = f"-I{tables}"
     build_gate(base / GATE)
     hook = f"{LIB}/hook/libcgpu-hook.so.1"
-    cc(base / hook, *sources("hook/*.c"), "csrc/gate/client.c", include, "-Wl,-soname,libcgpu-hook.so.1", *OLD_GLIBC)
+    cc(base / hook, *sources("hook/*.c"), *sources("client/*.c"), include, "-Wl,-soname,libcgpu-hook.so.1", *OLD_GLIBC)
     sim_cuda, sim_nvml = f"{LIB}/sim/libcuda.so.1", f"{LIB}/sim/libnvidia-ml.so.1"
     shared = sources("sim/shared/*.c")
     cc(base / sim_cuda, *sources("sim/cuda/*.c"), *shared, include, "-Wl,-Bsymbolic,-soname,libcuda.so.1", *OLD_GLIBC)

@@ -13,7 +13,7 @@
  * ---- The grant protocol ----
  * A *word* is  epoch << 1 | granted.  An epoch is never reused. Closed words are even.
  *
- * Client, launch (csrc/gate/client.h):  mark "submitting" on the thread's own line; compiler barrier;
+ * Client, launch (csrc/client/client.h):  mark "submitting" on the thread's own line; compiler barrier;
  *     open iff  ctl.grant == accept  (accept: a process variable; ACCEPT_NONE (1) equals no live word).
  *     The revoking side pays for the ordering: it stores, then membarrier()s, then looks at the marks.
  *

@@ -23,7 +23,7 @@ class Tuning:
 
     presume_ns: int = 400_000
     """A turn that was cut leaves a presumed demand for so long after its drain."""
-    overlap_ns: int = 200_000
+    overlap_ns: int = 0
     """A client may acknowledge so much before its work ends; hides the hand-over."""
     overdue_ns: int = 50_000_000
     """Patience with a closed client, beside its reported work in flight, ..."""

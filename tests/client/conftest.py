@@ -35,7 +35,7 @@ F_ADD_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 16, 2, 4
 def compile_c(out: Path, *args: str) -> Path:
     """Compiles with the flags of build_ffi.py that matter here."""
     flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-U_FORTIFY_SOURCE", "-Icsrc/abi", "-Icsrc/gate",
-             "-Icsrc/hook"]
+             "-Icsrc/client", "-Icsrc/hook"]
     subprocess.run([*shlex.split(os.environ.get("CC", "gcc")), *flags, "-o", str(out), *args], check=True, cwd=ROOT)
     return out
 
@@ -54,8 +54,8 @@ def client_build(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     cuda = compile_c(bare / "libcuda.so.1", "tests/client/fakecuda.c", *shared, "-Wl,-Bsymbolic,-soname,libcuda.so.1")
     nvml = compile_c(bare / "libnvidia-ml.so.1", "tests/client/fakenvml.c", *shared, "-Wl,-soname,libnvidia-ml.so.1")
     subprocess.run([sys.executable, str(ROOT / "csrc/tables/emit.py"), str(tables)], check=True)
-    hook = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/hook").glob("*.c"))
-    built = compile_c(base / "libcgpu-hook.so.1", *hook, "csrc/gate/client.c", f"-I{tables}", *shared,
+    hook = sorted(str(path.relative_to(ROOT)) for part in ("hook", "client") for path in (ROOT / "csrc" / part).glob("*.c"))
+    built = compile_c(base / "libcgpu-hook.so.1", *hook, f"-I{tables}", *shared,
                       "-Wl,-soname,libcgpu-hook.so.1,-z,now,-z,nodelete", "-ldl", "-lpthread")
     install_proxies(Driver(cuda, nvml), hooked, built)
     made = {"bare": bare, "hooked": hooked}

@@ -150,7 +150,7 @@ HELLO = struct.pack("<IIII48x", 0x75706763, 1, 4242, 0)
 
 
 class Program:
-    """A client as csrc/gate/client.c is one: says hello, takes the welcome and its descriptors."""
+    """A client as csrc/client/client.c is one: says hello, takes the welcome and its descriptors."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self.sock = sock

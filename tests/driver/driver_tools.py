@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SRC = Path(__file__).parent / "src"
 FLAGS = ["-std=gnu11", "-O1", "-g", "-Wall", "-fPIC"]
-INCLUDES = [f"-I{ROOT}/csrc/{folder}" for folder in ("abi", "gate", "hook")]
+INCLUDES = [f"-I{ROOT}/csrc/{folder}" for folder in ("abi", "client", "hook")]
 HOOK_FLAGS = [*FLAGS, "-Wextra", "-Werror", "-fvisibility=hidden", *INCLUDES, "-include", f"{ROOT}/csrc/abi/glibc217.h",
               "-Wl,-z,now,-z,nodelete,--no-as-needed", "-l:libpthread.so.0", "-l:libdl.so.2",
               "-Wl,-soname,libcgpu-hook.so.1"]

@@ -32,7 +32,7 @@ def compile_c(out: Path, sources: list[str], *flags: str) -> Path:
     compiler = shlex.split(os.environ.get("CC", "gcc"))
     hook = [str(ROOT / "csrc/hook" / f"{part}.c") for part in PARTS]
     subprocess.run([*compiler, "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC",
-                    *(f"-I{ROOT}/csrc/{folder}" for folder in ("abi", "gate", "hook")), f"-I{HERE}", "-o", str(out),
+                    *(f"-I{ROOT}/csrc/{folder}" for folder in ("abi", "client", "hook")), f"-I{HERE}", "-o", str(out),
                     *(str(HERE / name) for name in sources), *hook, "-lpthread", *flags], check=True)
     return out
 

@@ -9,7 +9,7 @@
 
 #define LARGE   (64ull << 20)
 #define STRETCH (4ull << 30)
-#define LOW     (1ull << 30)  /* for the old variants, whose pointers have 32 bits: all they ever get */
+#define LOW     (512ull << 20) /* for the old variants, whose pointers have 32 bits: one stretch, and no more */
 #define CLASSES 80
 #define GIVE_BACK (64u << 10)
 
@@ -32,13 +32,28 @@ static unsigned class_of(uint64_t bytes)
     return class;
 }
 
-static void *map(uint64_t bytes, int flags)
+static void *map_at(uint64_t hint, uint64_t bytes)
 {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+    void *at = mmap((void *)(uintptr_t)hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return NULL;
     madvise(at, bytes, MADV_DONTDUMP);
     return at;
+}
+
+/* Hints, not MAP_32BIT: that one looks in one GiB only, where a program may already be. */
+static void *map(uint64_t bytes, bool low)
+{
+    if (!low)
+        return map_at(0, bytes);
+    for (uint64_t hint = 0x20000000; hint + bytes < UINT32_MAX; hint += 0x10000000) {
+        void *at = map_at(hint, bytes);
+        if (at && (uintptr_t)at + bytes <= UINT32_MAX)
+            return at;
+        if (at)
+            munmap(at, bytes);
+    }
+    return NULL;
 }
 
 uint64_t space_alloc(uint64_t bytes, bool low, uint64_t *taken)
@@ -46,7 +61,7 @@ uint64_t space_alloc(uint64_t bytes, bool low, uint64_t *taken)
     struct arena *arena = &arenas[low];
     if (bytes > LARGE) {
         *taken = (bytes + 4095) & ~4095ull;
-        return (uint64_t)(uintptr_t)map(*taken, low ? MAP_32BIT : 0);
+        return (uint64_t)(uintptr_t)map(*taken, low);
     }
     unsigned class = class_of(bytes ? bytes : 1);
     struct free_space *space = &arena->free[class];
@@ -58,7 +73,7 @@ uint64_t space_alloc(uint64_t bytes, bool low, uint64_t *taken)
         if (low && arena->at)
             return 0;
         uint64_t stretch = low ? LOW : STRETCH;
-        void *at = map(stretch, low ? MAP_32BIT : 0);
+        void *at = map(stretch, low);
         if (!at)
             return 0;
         start = (uint64_t)(uintptr_t)at;

@@ -174,13 +174,15 @@ API cuMemFree_v2(CUdeviceptr pointer)
     if (!pointer)
         return CUDA_SUCCESS;
     TRY(capture_forbids());
+    queue_wait_all(&ctx->gpu->queue); /* outside the lock: other threads need not wait as well */
     pthread_mutex_lock(&api_lock);
     struct block *block = block_find(pointer);
     if (!block || block->base != pointer ||
         (block->kind != BLOCK_DEVICE && block->kind != BLOCK_MANAGED && block->kind != BLOCK_POOL)) {
         result = CUDA_ERROR_INVALID_VALUE;
     } else {
-        queue_wait_all(&block->gpu->queue);
+        if (block->gpu != ctx->gpu)
+            queue_wait_all(&block->gpu->queue);
         if (block->kind == BLOCK_POOL)
             result = pool_free(block, NULL);
         else

@@ -95,6 +95,34 @@ static int open_or_create(const char *path, const struct sim_gpu *gpu)
     return -EBUSY;
 }
 
+/* NULL: not a file of this version. A shorter one must not be touched at all: SIGBUS. */
+static struct sim_state *map_if_ours(int fd)
+{
+    if (lseek(fd, 0, SEEK_END) != (off_t)sizeof(struct sim_state))
+        return NULL;
+    struct sim_state *state = map_file(fd);
+    if (state && (load_acquire(&state->magic) != SIM_MAGIC || state->version != SIM_VERSION)) {
+        munmap(state, sizeof *state);
+        state = NULL;
+    }
+    return state;
+}
+
+/* sim.conf gives the GPU another size than the file was made with: fine while nobody uses it. */
+static int resize(struct sim_map *map, uint64_t bytes)
+{
+    int result = 0;
+    sim_lock(map);
+    sim_reap(map);
+    for (uint32_t i = 0; i < map->state->slots; i++)
+        if (map->state->proc[i].state == SIM_LIVE && map->state->total != bytes)
+            result = -EBUSY;
+    if (!result)
+        map->state->total = bytes;
+    sim_unlock(map);
+    return result;
+}
+
 int sim_open(const struct sim_gpu *gpu, struct sim_map *map)
 {
     char path[PATH_MAX];
@@ -108,25 +136,27 @@ int sim_open(const struct sim_gpu *gpu, struct sim_map *map)
     if (alive < 0)
         return alive;
     snprintf(path, sizeof path, "%s/gpu-%s.state", dir, gpu->uuid_text + 4);
-    int fd = open_or_create(path, gpu);
-    if (fd < 0)
-        return fd; /* `alive` stays open: see sim_map */
-    if (lseek(fd, 0, SEEK_END) != (off_t)sizeof(struct sim_state)) {
+    struct sim_state *state = NULL;
+    for (int tries = 0; !state && tries < 2; tries++) {
+        int fd = open_or_create(path, gpu);
+        if (fd < 0)
+            return fd; /* `alive` stays open: see sim_map */
+        state = map_if_ours(fd);
         close(fd);
-        return -EINVAL; /* another version's: touching it would be SIGBUS */
+        if (!state && unlink(path) < 0) /* another version's */
+            return -EINVAL;
     }
-    struct sim_state *state = map_file(fd);
-    close(fd);
     if (!state)
-        return -ENOMEM;
-    if (load_acquire(&state->magic) != SIM_MAGIC || state->version != SIM_VERSION || state->total != gpu->bytes) {
-        munmap(state, sizeof *state);
         return -EINVAL;
-    }
     map->state = state;
     map->alive = alive;
     map->slot = -1;
-    return 0;
+    int error = state->total == gpu->bytes ? 0 : resize(map, gpu->bytes);
+    if (error) {
+        munmap(state, sizeof *state);
+        map->state = NULL;
+    }
+    return error;
 }
 
 /* ---- the mutex ---- */

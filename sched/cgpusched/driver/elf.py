@@ -59,7 +59,7 @@ class Library:
 
 
 def read(path: Path) -> Library:
-    """Reads the x86-64 shared library at ``path``. 
+    """Reads the x86-64 shared library at ``path``.
 
     UserError: not readable, not ELF, for another machine, or damaged.
     """
@@ -68,7 +68,7 @@ def read(path: Path) -> Library:
             return _Reader(path, image).library()
     except (OSError, ValueError) as error:  # ValueError: mmap of an empty file
         raise UserError(f"{path}: cannot be read: {error}") from None
-    except (struct.error, IndexError, UnicodeDecodeError):
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError):  # overflow: an offset past 2**63
         raise UserError(f"{path}: damaged ELF file") from None
 
 
