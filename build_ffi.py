@@ -70,7 +70,6 @@ def build_gate(out: Path) -> None:
     gate_c.parent.mkdir(exist_ok=True)
     ffibuilder.emit_c_code(str(gate_c))
     # cffi's own C is not ours to lint
-    parts = "core", "events", "rotation", "cap", "server", "regions", "pages"
     cc(out, str(gate_c), *sources("gate/*.c"), f"-I{sysconfig.get_path('include')}",
        "-DPy_LIMITED_API=0x030b0000", "-Wno-unused-parameter", "-Wno-shadow", "-Wno-missing-field-initializers",
        "-lpthread")

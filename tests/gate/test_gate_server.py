@@ -39,7 +39,7 @@ def test_page_says_what_the_client_needs(gate):
         assert client.ctl_map[16:32] == UUID
         assert (client.ctl("mem_limit"), client.ctl("mem_total"), client.ctl("mem_other")) == (GIB, 24 * GIB, 0)
         assert (client.ctl("span_ns"), client.ctl("window")) == (625_000, 2)
-        assert (client.ctl("overlap_ns"), client.ctl("grace_ns")) == (200_000, 150_000)
+        assert (client.ctl("overlap_ns"), client.ctl("grace_ns")) == (Tuning().overlap_ns, 150_000)
         assert client.slot_gen(client.slot) == client.gen != 0
         assert not client.granted and client.word != 0
         gate.set_memory(region, 2 * GIB, 5)

@@ -31,7 +31,7 @@ class Machine:
 
     def environ(self, **extra: str) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("CGPU_", "CUDA_"))}
-        return env | {"CGPU_SIM_DIR": str(self.folder), "CGPU_SIM_LIB": str(LIBRARIES),
+        return env | {"CGPU_SIM_DIR": str(self.folder), "CGPU_SIM_LIB": str(LIBRARIES), "CGPU_SIM_DEBUG": "1",
                       "LD_LIBRARY_PATH": str(LIBRARIES), "PYTHONPATH": str(HERE)} | extra
 
     def start(self, code: str, **extra: str) -> subprocess.Popen[str]:

@@ -1,5 +1,6 @@
 /* init.c: cuInit, which GPUs this process sees, and fork. */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "cuda/sim.h"
@@ -97,12 +98,20 @@ static void select_gpus(int count)
     }
 }
 
+/* cuInit can only say "no device": the reason, for who wants it. */
+static CUresult no_device(const char *what, int error)
+{
+    if (getenv("CGPU_SIM_DEBUG"))
+        fprintf(stderr, "simulated GPU: %s/%s: %s\n", sim_dir(), what, strerror(-error));
+    return CUDA_ERROR_NO_DEVICE;
+}
+
 static CUresult initialise(void)
 {
     struct sim_gpu conf[SIM_GPUS];
     int count = sim_conf(conf);
     if (count <= 0)
-        return CUDA_ERROR_NO_DEVICE;
+        return no_device("sim.conf", count);
     for (int i = 0; i < count; i++) {
         all_gpus[i].conf = conf[i];
         all_gpus[i].host_index = i;
@@ -115,8 +124,9 @@ static CUresult initialise(void)
         gpu->queue.gpu = gpu;
         pthread_mutex_init(&gpu->queue.append, NULL);
         pthread_mutex_init(&gpu->queue.retire, NULL);
-        if (sim_open(&gpu->conf, &gpu->map) != 0)
-            return CUDA_ERROR_NO_DEVICE;
+        int error = sim_open(&gpu->conf, &gpu->map);
+        if (error)
+            return no_device(gpu->conf.uuid_text, error);
     }
     return gpu_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }

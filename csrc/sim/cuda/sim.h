@@ -10,7 +10,7 @@
  * Copies take CGPU_SIM_COPY_NS (1000) and a nanosecond per CGPU_SIM_COPY_BYTES (25) beside the engine; memset is a kernel
  * of 1000 ns and a nanosecond per 1000 bytes. Device memory is host memory, reserved lazily: a device pointer can be
  * read. Sizes are charged rounded up to 512 bytes; managed memory and arrays are charged when allocated; a context costs
- * CGPU_SIM_CONTEXT_BYTES (0). Modules are charged their globals.
+ * CGPU_SIM_CONTEXT_BYTES (0). Modules are charged their globals. CGPU_SIM_DEBUG: says on stderr why cuInit found no GPU.
  *
  * Bytes move when their operation is complete in device time: by a thread that synchronises, or by the driver thread, which
  * starts with the first asynchronous copy or host function.
