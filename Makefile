@@ -9,7 +9,7 @@ HAVE   := command -v gcc >/dev/null && command -v readelf >/dev/null && pkg-conf
           $(PYTHON) -c 'import ensurepip, os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 CODE   := pyproject.toml build_ffi.py $(shell find csrc -type f -not -name '*.pyc')
 FRAMEWORKS := .venv-frameworks
-FRAMEWORK_PACKAGES := 'numba-cuda[cu13]' cuda-bindings
+FRAMEWORK_PACKAGES := 'numba-cuda==0.30.4' cuda-bindings 'nvidia-nvvm==13.*' 'nvidia-cuda-nvrtc==13.*'
 
 .PHONY: demo test bench lint types check wheel test-frameworks gpu-check deps clean
 
@@ -32,9 +32,10 @@ types: $(VENV)/.dev
 wheel: $(VENV)/.dev
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./
 
-# Unmodified numba-cuda and cuda-bindings on the simulated device; downloads about 500 MB the first time.
+# Unmodified numba-cuda and cuda-bindings on the simulated device; downloads about 220 MB the first time.
 test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready
-	CGPU_FRAMEWORKS_PYTHON=$(abspath $(FRAMEWORKS))/bin/python $(BIN)/pytest tests/frameworks
+	CGPU_FRAMEWORKS_PYTHON=$(abspath $(FRAMEWORKS))/bin/python $(BIN)/pytest tests/frameworks \
+		tests/e2e/test_frameworks_under_quota.py
 
 deps:
 	@$(HAVE) || { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(APT); }

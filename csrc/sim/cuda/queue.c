@@ -72,10 +72,10 @@ static void retire(struct queue *queue)
     for (;;) {
         uint64_t least = UINT64_MAX;
         uint32_t best = 0;
-        for (uint32_t used = proc_of(queue)->used; used; used &= used - 1) {
+        for (uint32_t used = load_acquire(&proc_of(queue)->used); used; used &= used - 1) {
             uint32_t c = (uint32_t)__builtin_ctz(used);
             struct sim_channel *channel = channel_of(queue, c);
-            uint64_t head = load_acquire(&channel->head), at = queue->retired[c];
+            uint64_t head = load_acquire(&channel->head), at = load_relaxed(&queue->retired[c]);
             if (at >= head)
                 continue;
             if (load_acquire(&queue->pending[c]) == 0)
@@ -114,13 +114,13 @@ static void look(struct queue *queue)
 static int find_gate(struct queue *queue, uint64_t *seq, uint64_t *next)
 {
     struct sim_proc *proc = proc_of(queue);
-    for (uint32_t used = proc->used; used; used &= used - 1) {
+    for (uint32_t used = load_acquire(&proc->used); used; used &= used - 1) {
         uint32_t c = (uint32_t)__builtin_ctz(used);
         struct sim_channel *channel = &proc->channel[c];
         uint64_t tail = load_acquire(&channel->tail);
         if (load_acquire(&queue->pending[c]) == 0)
             continue;
-        for (uint64_t at = queue->retired[c] > channel->head ? queue->retired[c] : channel->head; at < tail; at++) {
+        for (uint64_t at = channel->head; at < tail; at++) { /* what is before it, retire() will find */
             const struct action *action = &queue->actions[c][at % SIM_DEPTH];
             if (!action->prompt)
                 continue;
