@@ -28,7 +28,7 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# A wheel built from a clean tree holds every library; tests/driver checks what is in it.
+# Holds every library; tests/packaging checks what is in it.
 wheel: $(VENV)/.dev
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist ./
 
