@@ -1,9 +1,10 @@
-/* cuda_min.h: the part of the CUDA 13.0 driver ABI that this project needs, so that nothing here needs the CUDA toolkit.
+/* cuda_min.h: the part of the CUDA 13.0 driver ABI that this project needs, so that nothing here needs the toolkit.
  *
- * Types, constants and structure layouts only. There are no prototypes: a wrapper or a simulated entry point declares its
- * own, by exported name (the unsuffixed name is the OLD variant wherever a _v2 exists). Types that end in _v1 are the
- * 32-bit ones of the old variants. tests/sim/test_cuda_layout.py checks sizes and offsets against the toolkit's header
- * where one is installed. Sections: handles, results, flags, attributes, structures, old variants; each in that order. */
+ * Types, constants and structure layouts only. There are no prototypes: a wrapper or a simulated entry point declares
+ * its own, by exported name (the unsuffixed name is the OLD variant wherever a _v2 exists). Types that end in _v1 are
+ * the 32-bit ones of the old variants. tests/sim/test_cuda_layout.py checks values, sizes and offsets against the
+ * toolkit's header where one is installed.
+ * Sections: handles, results, flags, attributes, structures, old variants; each in that order. */
 #ifndef CGPU_CUDA_MIN_H
 #define CGPU_CUDA_MIN_H
 #include <stddef.h>
@@ -206,7 +207,8 @@ typedef enum { CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1, CU_MEMPOOL_A
                CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
                CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7, CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8 } CUmemPool_attribute;
 typedef enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH = 1,
-               CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH = 3 } CUgraphMem_attribute;
+               CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH = 3 }
+    CUgraphMem_attribute;
 typedef enum {
     CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_MEMCPY = 1, CU_GRAPH_NODE_TYPE_MEMSET = 2,
     CU_GRAPH_NODE_TYPE_HOST = 3, CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_EMPTY = 5,
@@ -288,8 +290,8 @@ typedef struct { char reserved[CU_IPC_HANDLE_SIZE]; } CUipcEventHandle;
 typedef struct { char reserved[CU_IPC_HANDLE_SIZE]; } CUipcMemHandle;
 
 typedef struct {
-    int maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], sharedMemPerBlock, totalConstantMemory, SIMDWidth, memPitch,
-        regsPerBlock, clockRate, textureAlign;
+    int maxThreadsPerBlock, maxThreadsDim[3], maxGridSize[3], sharedMemPerBlock, totalConstantMemory, SIMDWidth,
+        memPitch, regsPerBlock, clockRate, textureAlign;
 } CUdevprop;
 
 typedef struct { CUmemLocationType type; int id; } CUmemLocation;
@@ -315,6 +317,9 @@ typedef struct {
 } CUmemPoolProps;
 typedef struct { unsigned char reserved[64]; } CUmemPoolPtrExportData;
 
+typedef struct CUexecAffinityParam_st CUexecAffinityParam;         /* these three: as pointers only */
+typedef struct CUmemDecompressParams_st CUmemDecompressParams;
+typedef union CUstreamBatchMemOpParams_union CUstreamBatchMemOpParams;
 typedef struct { void *execAffinityParams; int numExecAffinityParams; void *cigParams; } CUctxCreateParams;
 
 typedef struct {
@@ -394,6 +399,9 @@ typedef struct {
 } CUDA_MEMCPY3D_BATCH_OP;
 
 typedef struct { unsigned long long offset, size; unsigned int flags, reserved[16]; } CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
+typedef struct CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS_st CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS; /* these three: as pointers only */
+typedef struct CUDA_EXT_SEM_WAIT_NODE_PARAMS_st CUDA_EXT_SEM_WAIT_NODE_PARAMS;
+typedef struct CUDA_BATCH_MEM_OP_NODE_PARAMS_st CUDA_BATCH_MEM_OP_NODE_PARAMS;
 
 /* graph nodes */
 typedef struct {
@@ -446,7 +454,8 @@ typedef struct { CUgraphExecUpdateResult result; CUgraphNode errorNode, errorFro
 
 /* ---- old variants: 32-bit sizes and pointers ---- */
 typedef unsigned int CUdeviceptr_v1;
-typedef struct { unsigned int Width, Height; CUarray_format Format; unsigned int NumChannels; } CUDA_ARRAY_DESCRIPTOR_v1;
+typedef struct { unsigned int Width, Height; CUarray_format Format; unsigned int NumChannels; }
+    CUDA_ARRAY_DESCRIPTOR_v1;
 typedef struct { unsigned int Width, Height, Depth; CUarray_format Format; unsigned int NumChannels, Flags; }
     CUDA_ARRAY3D_DESCRIPTOR_v1;
 typedef struct {

@@ -1,6 +1,7 @@
-"""Unmodified programs of others on the simulated driver. Needs a Python with them, which ``make test-frameworks`` makes:
+"""Unmodified programs of others on the simulated driver. Needs a Python with them (``make test-frameworks`` makes one):
 
-    python3 -m venv DIR && DIR/bin/pip install 'numba-cuda==0.30.4' cuda-bindings 'nvidia-nvvm==13.*' 'nvidia-cuda-nvrtc==13.*'
+    python3 -m venv DIR
+    DIR/bin/pip install 'numba-cuda==0.30.4' cuda-bindings 'nvidia-nvvm==13.*' 'nvidia-cuda-nvrtc==13.*'
     CGPU_FRAMEWORKS_PYTHON=DIR/bin/python pytest tests/frameworks
 
 (About 220 MB, no single download over 75 MB; no cudart is needed: numba-cuda finds the driver through cuda-bindings.)
@@ -19,7 +20,8 @@ LIBRARIES = Path(os.environ.get("CGPU_SIM_LIB", HERE.parents[1] / "sched/cgpusch
 PYTHON = os.environ.get("CGPU_FRAMEWORKS_PYTHON", "")
 GIB = 1 << 30
 
-pytestmark = pytest.mark.skipif(not PYTHON, reason="CGPU_FRAMEWORKS_PYTHON names no Python with numba-cuda and cuda-bindings")
+pytestmark = pytest.mark.skipif(not PYTHON,
+                                reason="CGPU_FRAMEWORKS_PYTHON names no Python with numba-cuda and cuda-bindings")
 
 
 def run(program: str, folder: Path) -> dict[str, str]:

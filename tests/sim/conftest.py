@@ -1,5 +1,5 @@
-"""Fixtures of the simulated driver's contract tests: each test has a simulated machine of its own below tmp_path, and every
-program that uses it runs as a process of its own, so that a test can kill it."""
+"""Fixtures of the simulated driver's contract tests: each test has a simulated machine of its own below tmp_path, and
+every program that uses it runs as a process of its own, so that a test can kill it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Machine:
 
     def start(self, code: str, **extra: str) -> subprocess.Popen[str]:
         """A Python program with everything of cu.py in scope."""
-        child = subprocess.Popen([sys.executable, "-c", "from cu import *\n" + code], text=True, env=self.environ(**extra),
+        child = subprocess.Popen([sys.executable, "-c", "from cu import *\n" + code], text=True,
+                                 env=self.environ(**extra),
                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.children.append(child)
         return child
@@ -95,7 +96,8 @@ def program(tmp_path: Path) -> Callable[[str], str]:
     def compile_it(source: str) -> str:
         path = HERE / source
         out = tmp_path / path.stem
-        subprocess.run(["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", f"-I{HERE.parents[1]}/csrc/abi", "-o", str(out), str(path),
+        subprocess.run(["gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", f"-I{HERE.parents[1]}/csrc/abi", "-o",
+                        str(out), str(path),
                         str(LIBRARIES / "libcuda.so.1"), "-lpthread"], check=True, timeout=DEADLINE)
         return str(out)
 

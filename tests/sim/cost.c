@@ -9,7 +9,8 @@ extern CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 extern CUresult cuCtxSetCurrent(CUcontext);
 extern CUresult cuModuleLoadData(CUmodule *, const void *);
 extern CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
-extern CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+extern CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               CUstream, void **, void **);
 extern CUresult cuCtxSynchronize(void);
 
 #define OK(call) \

@@ -16,9 +16,9 @@ from typing import Any
 LIB = Path(os.environ["CGPU_SIM_LIB"])
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 HOST_FN = ctypes.CFUNCTYPE(None, c_void_p)
-__all__ = ["KIB", "MIB", "GIB", "HOST_FN", "CudaError", "Driver", "Kernels", "Nvml", "byref", "c_char", "c_char_p", "c_float", "c_int",
-           "c_size_t", "c_uint", "c_ulonglong", "c_void_p", "context", "ctypes", "cu", "elapsed_ms", "event", "launch", "mem_alloc",
-           "nv", "os", "result", "stream", "sync", "time"]
+__all__ = ["KIB", "MIB", "GIB", "HOST_FN", "CudaError", "Driver", "Kernels", "Nvml", "byref", "c_char", "c_char_p",
+           "c_float", "c_int", "c_size_t", "c_uint", "c_ulonglong", "c_void_p", "context", "ctypes", "cu", "elapsed_ms",
+           "event", "launch", "mem_alloc", "nv", "os", "result", "stream", "sync", "time"]
 
 
 class CudaError(Exception):

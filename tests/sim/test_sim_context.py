@@ -15,7 +15,8 @@ def test_devices(machine: Any) -> None:
     two(machine)
     machine.run("""
 cu.cuInit(0)
-n, value, size, name, uuid = c_int(), c_int(), c_size_t(), ctypes.create_string_buffer(64), ctypes.create_string_buffer(16)
+n, value, size = c_int(), c_int(), c_size_t()
+name, uuid = ctypes.create_string_buffer(64), ctypes.create_string_buffer(16)
 cu.cuDeviceGetCount(byref(n)); assert n.value == 2
 cu.cuDeviceGetName(name, 64, 1); assert name.value == b"Small one"
 cu.cuDeviceTotalMem_v2(byref(size), 1); assert size.value == 512 * MIB
@@ -50,8 +51,10 @@ for i in range(n.value):
     names.append(name.value.decode().split()[0])
 print(code, *names)
 """
-    for value, answer in {"0": "0 Big", "1": "0 Small", "1,0": "0 Small Big", "0,7,1": "0 Big", "": "100", "-1": "100", "0,0": "100",
-                          A: "0 Big", "GPU-aab": "0 Small", "GPU-aa": "100", "GPU-zz": "100", f"{B},{A}": "0 Small Big"}.items():
+    expected = {"0": "0 Big", "1": "0 Small", "1,0": "0 Small Big", "0,7,1": "0 Big", "": "100", "-1": "100",
+                "0,0": "100", A: "0 Big", "GPU-aab": "0 Small", "GPU-aa": "100", "GPU-zz": "100",
+                f"{B},{A}": "0 Small Big"}
+    for value, answer in expected.items():
         assert machine.run(ask, CUDA_VISIBLE_DEVICES=value).strip() == answer, value
     assert machine.run(ask).strip() == "0 Big Small"
 
@@ -103,7 +106,8 @@ cu.cuMemGetInfo_v2(byref(free), byref(total)); assert free.value == total.value
 
 def test_modules(machine: Any) -> None:
     ptx = (".version 8.0\n.target sm_90\n// .entry not_this\n.global .align 4 .b8 table[256];\n.global .u64 counter;\n"
-           ".visible .entry one(.param .u64 p)\n{\n .reg .b32 r; ret;\n}\n.func helper() { ret; }\n.entry two_us7() { ret; }\n")
+           ".visible .entry one(.param .u64 p)\n{\n .reg .b32 r; ret;\n}\n.func helper() { ret; }\n"
+           ".entry two_us7() { ret; }\n")
     machine.run(f"PTX = {ptx!r}.encode()" + """
 context()
 m, f, n, p, size = c_void_p(), c_void_p(), c_uint(), c_ulonglong(), c_size_t()

@@ -22,14 +22,16 @@ def libraries(machine: Any) -> Path:
 def test_exports_are_the_tables(machine: Any, tmp_path: Path, library: str, table: str) -> None:
     subprocess.run([sys.executable, str(ROOT / "csrc/tables/emit.py"), str(tmp_path / "gen")], check=True)
     wanted = set(re.findall(r"X\((\w+)\)", (tmp_path / "gen" / table).read_text()))
-    listing = subprocess.run(["nm", "-D", "--defined-only", str(libraries(machine) / library)], check=True, capture_output=True,
+    listing = subprocess.run(["nm", "-D", "--defined-only", str(libraries(machine) / library)], check=True,
+                             capture_output=True,
                              text=True).stdout
     assert {line.split()[-1] for line in listing.splitlines()} == wanted
 
 
 @pytest.mark.parametrize("library", LIBS)
 def test_needs_no_newer_glibc_than_2_17(machine: Any, library: str) -> None:
-    listing = subprocess.run(["objdump", "-T", str(libraries(machine) / library)], check=True, capture_output=True, text=True).stdout
+    listing = subprocess.run(["objdump", "-T", str(libraries(machine) / library)], check=True, capture_output=True,
+                             text=True).stdout
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", listing)}
     assert versions and max(versions) <= (2, 17)
 
@@ -38,7 +40,8 @@ LOOKUP = """
 status = c_int(-1)
 def ask(name, version, flags=0):
     pointer = c_void_p(1)
-    code = cu.lib.cuGetProcAddress_v2(c_char_p(name.encode()), byref(pointer), version, c_ulonglong(flags), byref(status))
+    code = cu.lib.cuGetProcAddress_v2(c_char_p(name.encode()), byref(pointer), version, c_ulonglong(flags),
+                                      byref(status))
     assert code == 0
     return pointer.value, status.value
 def export(name):

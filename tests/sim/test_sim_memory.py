@@ -67,7 +67,8 @@ def test_copies_move_bytes(machine: Any) -> None:
 context()
 data, out = os.urandom(MIB), ctypes.create_string_buffer(MIB)
 a, b = mem_alloc(MIB), mem_alloc(MIB)
-cu.cuMemcpyHtoD_v2(a, c_char_p(data), MIB); cu.cuMemcpyDtoD_v2(b, a, MIB); cu.cuMemcpyDtoH_v2(out, b, MIB); assert out.raw == data
+cu.cuMemcpyHtoD_v2(a, c_char_p(data), MIB); cu.cuMemcpyDtoD_v2(b, a, MIB); cu.cuMemcpyDtoH_v2(out, b, MIB)
+assert out.raw == data
 cu.cuMemsetD8_v2(a, 7, MIB); cu.cuMemsetD32_v2(a + 4, 0x01020304, 2); cu.cuMemsetD16_v2(a, 0x0506, 1)
 cu.cuMemcpyDtoH_v2(out, a, MIB); assert out.raw[:14] == bytes([6, 5, 7, 7, 4, 3, 2, 1, 4, 3, 2, 1, 7, 7])
 assert result(cu.cuMemsetD32_v2, a + 1, 0, 1) == 1
@@ -89,8 +90,10 @@ def test_boxes_and_arrays(machine: Any) -> None:
     machine.run("""
 context()
 class Box(ctypes.Structure):
-    _fields_ = [("sx", c_size_t), ("sy", c_size_t), ("st", c_uint), ("sh", c_void_p), ("sd", c_ulonglong), ("sa", c_void_p),
-                ("sp", c_size_t), ("dx", c_size_t), ("dy", c_size_t), ("dt", c_uint), ("dh", c_void_p), ("dd", c_ulonglong),
+    _fields_ = [("sx", c_size_t), ("sy", c_size_t), ("st", c_uint), ("sh", c_void_p), ("sd", c_ulonglong),
+                ("sa", c_void_p),
+                ("sp", c_size_t), ("dx", c_size_t), ("dy", c_size_t), ("dt", c_uint), ("dh", c_void_p), ("dd",
+                                                                                                         c_ulonglong),
                 ("da", c_void_p), ("dp", c_size_t), ("w", c_size_t), ("h", c_size_t)]
 data = bytes(range(100))
 host = ctypes.create_string_buffer(data, 100)
@@ -105,8 +108,10 @@ cu.cuArrayCreate_v2(byref(array), byref(Desc(5, 4, 1, 2)))               # 10 by
 cu.cuMemcpyHtoA_v2(array, 0, host, 10)
 cu.cuMemcpy2D_v2(byref(Box(st=1, sh=ctypes.addressof(host), sp=10, dt=3, da=array.value, w=10, h=4)))
 back = ctypes.create_string_buffer(40)
-cu.cuMemcpy2D_v2(byref(Box(st=3, sa=array.value, dt=1, dh=ctypes.addressof(back), dp=10, w=10, h=4))); assert back.raw == data[:40]
-assert result(cu.cuMemcpy2D_v2, byref(Box(st=3, sa=array.value, dt=1, dh=ctypes.addressof(back), dp=10, w=10, h=5))) == 1
+cu.cuMemcpy2D_v2(byref(Box(st=3, sa=array.value, dt=1, dh=ctypes.addressof(back), dp=10, w=10, h=4)))
+assert back.raw == data[:40]
+assert result(cu.cuMemcpy2D_v2,
+              byref(Box(st=3, sa=array.value, dt=1, dh=ctypes.addressof(back), dp=10, w=10, h=5))) == 1
 cu.cuArrayDestroy(array); assert result(cu.cuArrayDestroy, array) == 400
 """)
 
@@ -153,14 +158,16 @@ def test_virtual_memory(machine: Any) -> None:
     machine.run(INFO + """
 context()
 class Prop(ctypes.Structure):
-    _fields_ = [("type", c_uint), ("handles", c_uint), ("where", c_uint), ("id", c_int), ("win", c_void_p), ("flags", c_char * 8)]
+    _fields_ = [("type", c_uint), ("handles", c_uint), ("where", c_uint), ("id", c_int), ("win", c_void_p),
+                ("flags", c_char * 8)]
 class Access(ctypes.Structure):
     _fields_ = [("where", c_uint), ("id", c_int), ("flags", c_uint)]
 prop, h, h2, va, g = Prop(type=1, where=1), c_ulonglong(), c_ulonglong(), c_ulonglong(), c_size_t()
 cu.cuMemGetAllocationGranularity(byref(g), byref(prop), 0); assert g.value == 2 * MIB
 cu.cuMemAddressReserve(byref(va), 8 * MIB, 0, 0, 0); assert used() == 0
 assert result(cu.cuMemCreate, byref(h), 3 * MIB, byref(prop), 0) == 1
-cu.cuMemCreate(byref(h), 2 * MIB, byref(prop), 0); cu.cuMemCreate(byref(h2), 4 * MIB, byref(prop), 0); assert used() == 6 * MIB
+cu.cuMemCreate(byref(h), 2 * MIB, byref(prop), 0); cu.cuMemCreate(byref(h2), 4 * MIB, byref(prop), 0)
+assert used() == 6 * MIB
 assert result(cu.cuMemCreate, byref(c_ulonglong()), 60 * MIB, byref(prop), 0) == 2
 cu.cuMemMap(va.value, 2 * MIB, 0, h.value, 0); cu.cuMemMap(va.value + 2 * MIB, 4 * MIB, 0, h2.value, 0)
 assert result(cu.cuMemMap, va.value, 2 * MIB, 0, h.value, 0) == 1               # taken
@@ -170,7 +177,8 @@ cu.cuMemcpyHtoD_v2(va.value, c_char_p(data), 6 * MIB)
 cu.cuMemRelease(h.value); assert used() == 6 * MIB                              # still mapped
 assert result(cu.cuMemRelease, h.value) == 1
 cu.cuMemUnmap(va.value + 2 * MIB, 4 * MIB); assert used() == 6 * MIB            # still a handle
-cu.cuMemMap(va.value + 4 * MIB, 4 * MIB, 0, h2.value, 0); cu.cuMemSetAccess(va.value + 4 * MIB, 4 * MIB, byref(Access(1, 0, 3)), 1)
+cu.cuMemMap(va.value + 4 * MIB, 4 * MIB, 0, h2.value, 0)
+cu.cuMemSetAccess(va.value + 4 * MIB, 4 * MIB, byref(Access(1, 0, 3)), 1)
 cu.cuMemcpyDtoH_v2(out, va.value + 4 * MIB, 4 * MIB); assert out.raw[:4 * MIB] == data[2 * MIB:]
 assert result(cu.cuMemAddressFree, va.value, 8 * MIB) == 1                      # mappings in it
 assert result(cu.cuMemUnmap, va.value, MIB) == 1

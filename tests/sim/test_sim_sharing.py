@@ -126,7 +126,8 @@ n.lib.nvmlErrorString.restype = c_char_p; assert n.lib.nvmlErrorString(3) == b"N
     time.sleep(1.3)
     gpu, = observer.ask("[(u := (c_uint * 2)(), n.nvmlDeviceGetUtilizationRates(n.device(), u), u[0])[2]]")
     assert gpu >= 90
-    pid, share = observer.ask("(s := (c_uint * 8)(), c := c_uint(1), n.nvmlDeviceGetProcessUtilization(n.device(), s, byref(c), 0), "
+    pid, share = observer.ask("(s := (c_uint * 8)(), c := c_uint(1), "
+                              "n.nvmlDeviceGetProcessUtilization(n.device(), s, byref(c), 0), "
                               "(s[0], s[4]))[3]")
     assert pid == busy.pid and share >= 90
 
@@ -136,7 +137,8 @@ def test_kill_at_any_moment(machine: Any, observer: Observer) -> None:
     steady = machine.start("""
 context(); k = Kernels(); start, end = event(), event(); print("ready", flush=True)
 while True:
-    cu.cuEventRecord(start, None); launch(k.spin_us100, times=10); cu.cuEventRecord(end, None); cu.cuEventSynchronize(end)
+    cu.cuEventRecord(start, None); launch(k.spin_us100, times=10); cu.cuEventRecord(end, None)
+    cu.cuEventSynchronize(end)
     p = mem_alloc(MIB); cu.cuMemFree_v2(p)
 """)
     wait_ready(steady)
@@ -145,8 +147,8 @@ while True:
         victim = machine.start("""
 context(); k = Kernels(); s = stream(1); p = mem_alloc(8 * MIB); print("ready", flush=True)
 while True:
-    launch(k.spin_us20, s, 20); cu.cuMemsetD8Async(p, 1, 4096, s); q = mem_alloc(4096); cu.cuStreamQuery(s) if 0 else None
-    cu.cuMemFree_v2(q) if 0 else result(cu.cuStreamQuery, s); cu.cuMemGetInfo_v2(None, None)
+    launch(k.spin_us20, s, 20); cu.cuMemsetD8Async(p, 1, 4096, s); q = mem_alloc(4096)
+    result(cu.cuStreamQuery, s); cu.cuMemGetInfo_v2(None, None); result(cu.cuEventQuery, None)
 """)
         wait_ready(victim)
         time.sleep(chaos.uniform(0, 0.03))
@@ -160,7 +162,7 @@ while True:
     observer.ask("n.memory()")
     _, after = machine.busy()
     assert steady.poll() is None
-    # at its full speed: nothing of the dead takes turns (what is missing is its own waking up, and other work on this host)
+    # at its full speed: nothing of the dead takes turns (the rest is its own waking up, and this host's load)
     assert (after[steady.pid] - before[steady.pid]) / (time.monotonic_ns() - t0) > 0.4
 
 
@@ -176,7 +178,8 @@ assert took < 0.1, took
 
 
 def test_a_stopped_process_keeps_its_memory_and_its_queue_runs_on(machine: Any, observer: Observer) -> None:
-    sleeper = machine.start("context(); mem_alloc(MIB); launch(Kernels().spin_ms10, times=10); print('ready', flush=True); input()")
+    sleeper = machine.start("context(); mem_alloc(MIB); launch(Kernels().spin_ms10, times=10)\n"
+                            "print('ready', flush=True); input()")
     wait_ready(sleeper)
     sleeper.send_signal(signal.SIGSTOP)
     observer.until("n.memory()[0]", 1 << 20)

@@ -9,7 +9,8 @@ def test_durations_and_stamps(machine: Any) -> None:
     machine.run("""
 context(); k = Kernels(); start, end = event(), event()
 def span(function, times=1):
-    cu.cuEventRecord(start, None); launch(function, times=times); cu.cuEventRecord(end, None); cu.cuEventSynchronize(end)
+    cu.cuEventRecord(start, None); launch(function, times=times); cu.cuEventRecord(end, None)
+    cu.cuEventSynchronize(end)
     return elapsed_ms(start, end)
 assert 10.0 <= span(k.spin_us100, 100) < 11.0
 assert 3.0 <= span(k.spin_ms3) < 4.0
@@ -49,7 +50,8 @@ ways = [lambda: cu.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, s, None, None),
         lambda: cu.cuLaunchKernelEx_ptsz(byref(Config((c_uint * 7)(1, 1, 1, 1, 1, 1, 0), s.value)), f, None, None),
         lambda: cu.cuLaunchCooperativeKernel(f, 1, 1, 1, 1, 1, 1, 0, s, None),
         lambda: cu.cuLaunchCooperativeKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, s, None),
-        lambda: cu.cuLaunchCooperativeKernelMultiDevice(byref(Multi(f.value, (c_uint * 7)(1, 1, 1, 1, 1, 1, 0), s.value)), 1, 0),
+        lambda: cu.cuLaunchCooperativeKernelMultiDevice(byref(Multi(f.value, (c_uint * 7)(1, 1, 1, 1, 1, 1, 0),
+                                                                    s.value)), 1, 0),
         lambda: cu.cuLaunchGridAsync(f, 1, 1, s)]
 for i, way in enumerate(ways):
     t = time.monotonic(); way(); cu.cuStreamSynchronize(s); assert 0.001 <= time.monotonic() - t < 0.1, i
@@ -95,12 +97,14 @@ def test_default_streams(machine: Any) -> None:
 context(); k = Kernels(); blocking, free = stream(0), stream(1)
 def ends(first, second, stream_of_second):
     start, end = event(), event()
-    cu.cuEventRecord(start, stream_of_second); first(); second(); cu.cuEventRecord(end, stream_of_second); cu.cuEventSynchronize(end)
+    cu.cuEventRecord(start, stream_of_second); first(); second(); cu.cuEventRecord(end, stream_of_second)
+    cu.cuEventSynchronize(end)
     sync(); return elapsed_ms(start, end)
 def copy(on):                                                # takes no engine
     cu.cuMemcpyDtoDAsync_v2(p, p + 64, 64, on)
 p = mem_alloc(128)
-assert ends(lambda: launch(k.spin_ms20, blocking), lambda: copy(None), None) >= 20       # legacy waits for blocking streams
+# legacy waits for blocking streams
+assert ends(lambda: launch(k.spin_ms20, blocking), lambda: copy(None), None) >= 20
 assert ends(lambda: launch(k.spin_ms20, None), lambda: copy(blocking), blocking) >= 20   # and they for it
 assert ends(lambda: launch(k.spin_ms20, None), lambda: copy(free), free) < 10
 assert ends(lambda: launch(k.spin_ms20, free), lambda: copy(None), None) < 10
@@ -115,7 +119,8 @@ def test_priorities(machine: Any) -> None:
     machine.run("""
 context(); k = Kernels(); low, high = stream(1, 0), stream(1, -5); e = event(); least, most = c_int(), c_int()
 cu.cuCtxGetStreamPriorityRange(byref(least), byref(most)); assert (least.value, most.value) == (0, -5)
-launch(k.spin_ms5, low, 20); launch(k.spin_ms5, high); cu.cuEventRecord(e, high); t = time.monotonic(); cu.cuEventSynchronize(e)
+launch(k.spin_ms5, low, 20); launch(k.spin_ms5, high); cu.cuEventRecord(e, high); t = time.monotonic()
+cu.cuEventSynchronize(e)
 assert time.monotonic() - t < 0.05                            # after the kernel that runs, not after all 20
 sync()
 """)
@@ -124,13 +129,15 @@ sync()
 def test_host_functions_run_in_order_on_a_thread_of_the_driver(machine: Any) -> None:
     machine.run("""
 import threading
-context(); k = Kernels(); s = stream(1); seen = []; p = mem_alloc(4); pinned = c_void_p(); cu.cuMemHostAlloc(byref(pinned), 4, 0)
+context(); k = Kernels(); s = stream(1); seen = []; p = mem_alloc(4); pinned = c_void_p()
+cu.cuMemHostAlloc(byref(pinned), 4, 0)
 @HOST_FN
 def note(data):
     seen.append((data, threading.get_native_id(), ctypes.string_at(pinned, 1), result(cu.cuCtxSynchronize)))
     time.sleep(0.01)
 for i in range(1, 6):
-    launch(k.spin_us100, s); cu.cuMemsetD8Async(p, i, 4, s); cu.cuMemcpyDtoHAsync_v2(pinned, p, 4, s); cu.cuLaunchHostFunc(s, note, i)
+    launch(k.spin_us100, s); cu.cuMemsetD8Async(p, i, 4, s); cu.cuMemcpyDtoHAsync_v2(pinned, p, 4, s)
+    cu.cuLaunchHostFunc(s, note, i)
 t = time.monotonic(); cu.cuStreamSynchronize(s)
 assert time.monotonic() - t >= 0.04                           # they hold the stream
 assert [x[0] for x in seen] == [1, 2, 3, 4, 5] and [x[2][0] for x in seen] == [1, 2, 3, 4, 5]
@@ -190,11 +197,13 @@ def test_graphs_by_hand(machine: Any) -> None:
     machine.run("""
 context(); k = Kernels(); s = stream(1); g, x = c_void_p(), c_void_p(); a, b, c = c_void_p(), c_void_p(), c_void_p()
 class Kernel(ctypes.Structure):
-    _fields_ = [("f", c_void_p), ("dims", c_uint * 7), ("params", c_void_p), ("extra", c_void_p), ("kern", c_void_p), ("ctx", c_void_p)]
+    _fields_ = [("f", c_void_p), ("dims", c_uint * 7), ("params", c_void_p), ("extra", c_void_p), ("kern", c_void_p),
+                ("ctx", c_void_p)]
 kernel = Kernel(k.spin_ms2.value, (c_uint * 7)(1, 1, 1, 1, 1, 1, 0))
 cu.cuGraphCreate(byref(g), 0)
 cu.cuGraphAddEmptyNode(byref(a), g, None, 0)
-cu.cuGraphAddKernelNode_v2(byref(b), g, byref(a), 1, byref(kernel)); cu.cuGraphAddKernelNode(byref(c), g, byref(b), 1, byref(kernel))
+cu.cuGraphAddKernelNode_v2(byref(b), g, byref(a), 1, byref(kernel))
+cu.cuGraphAddKernelNode(byref(c), g, byref(b), 1, byref(kernel))
 cu.cuGraphInstantiateWithFlags(byref(x), g, 0)
 t = time.monotonic(); cu.cuGraphLaunch(x, s); cu.cuStreamSynchronize(s); assert 0.004 <= time.monotonic() - t < 0.1
 cu.cuGraphAddDependencies(g, byref(c), byref(a), 1)

@@ -27,7 +27,8 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *desc)
     CHECK_INIT();
     TRY(current_context(&ctx));
     unsigned element = desc ? format_bytes(desc->Format) * desc->NumChannels : 0;
-    if (!out || !element || !desc->Width || (desc->NumChannels != 1 && desc->NumChannels != 2 && desc->NumChannels != 4))
+    if (!out || !element || !desc->Width ||
+        (desc->NumChannels != 1 && desc->NumChannels != 2 && desc->NumChannels != 4))
         return CUDA_ERROR_INVALID_VALUE;
     if (desc->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -134,7 +135,8 @@ API cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1 *desc, CUarray array)
 {
     DESCRIBE(desc, array);
     const CUDA_ARRAY3D_DESCRIPTOR *d = &array->desc;
-    *desc = (CUDA_ARRAY3D_DESCRIPTOR_v1){(unsigned)d->Width, (unsigned)d->Height, (unsigned)d->Depth, d->Format, d->NumChannels,
+    *desc = (CUDA_ARRAY3D_DESCRIPTOR_v1){(unsigned)d->Width, (unsigned)d->Height, (unsigned)d->Depth, d->Format,
+                                         d->NumChannels,
                                          d->Flags};
     return CUDA_SUCCESS;
 }

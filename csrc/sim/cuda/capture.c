@@ -73,7 +73,8 @@ CUresult capture_record(struct CUevent_st *event, struct CUstream_st *stream)
     if (stream->capture->status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     event->capture_id = stream->capture->id;
-    return depends_set(&event->deps, &event->deps_count, stream->deps, stream->deps_count) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    bool kept = depends_set(&event->deps, &event->deps_count, stream->deps, stream->deps_count);
+    return kept ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static struct capture *capture_of(uint64_t id)
@@ -118,8 +119,9 @@ CUresult capture_join(struct CUstream_st *stream, struct CUevent_st *event)
 
 /* ---- what a capture forbids ---- */
 
-/* Calls that might do work behind a capture's back (cuMemAlloc, cuMemFree): forbidden to every thread while a capture in
- * global mode is under way, to the capturing thread in thread-local mode, to nobody that has relaxed its own mode. */
+/* Calls that might do work behind a capture's back (cuMemAlloc, cuMemFree): forbidden to every thread while a capture
+ * in global mode is under way, to the capturing thread in thread-local mode, to nobody that has relaxed its own mode.
+ * */
 CUresult capture_forbids(void)
 {
     CUresult result = CUDA_SUCCESS;
@@ -131,7 +133,8 @@ CUresult capture_forbids(void)
         if (!capture || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED)
             continue;
         if (capture->thread == &sim_thread ||
-            (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && sim_thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL)) {
+            (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+             sim_thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL)) {
             capture_invalidate(capture);
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
@@ -140,19 +143,24 @@ CUresult capture_forbids(void)
     return result;
 }
 
-bool stream_capturing_blocked(struct CUstream_st *stream)
+/* The capture that makes the legacy stream unusable, if there is one. */
+static struct capture *blocking_capture(const struct CUstream_st *stream)
 {
-    if (!stream->legacy)
-        return false;
-    for (size_t i = 0; i < 64; i++) {
+    for (size_t i = 0; i < 64 && stream->legacy; i++) {
         struct capture *capture = captures[i];
         if (capture && capture->origin && capture->origin->object.ctx == stream->object.ctx &&
-            !(capture->origin->flags & CU_STREAM_NON_BLOCKING)) {
-            capture_invalidate(capture);
-            return true;
-        }
+            !(capture->origin->flags & CU_STREAM_NON_BLOCKING))
+            return capture;
     }
-    return false;
+    return NULL;
+}
+
+bool stream_capturing_blocked(struct CUstream_st *stream)
+{
+    struct capture *capture = blocking_capture(stream);
+    if (capture)
+        capture_invalidate(capture);
+    return capture != NULL;
 }
 
 /* Waiting for, or asking after, a stream that captures. For the legacy stream: any capture of its context. */
@@ -182,7 +190,8 @@ API cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
     return CUDA_SUCCESS;
 }
 
-static CUresult begin_locked(struct CUstream_st *stream, CUgraph graph, const CUgraphNode *deps, size_t count, CUstreamCaptureMode mode)
+static CUresult begin_locked(struct CUstream_st *stream, CUgraph graph, const CUgraphNode *deps, size_t count,
+                             CUstreamCaptureMode mode)
 {
     size_t place = 0;
     if (stream->capture)
@@ -213,7 +222,8 @@ static CUresult begin_locked(struct CUstream_st *stream, CUgraph graph, const CU
     return CUDA_SUCCESS;
 }
 
-static CUresult begin(bool ptds, CUstream handle, CUgraph graph, const CUgraphNode *deps, size_t count, CUstreamCaptureMode mode)
+static CUresult begin(bool ptds, CUstream handle, CUgraph graph, const CUgraphNode *deps, size_t count,
+                      CUstreamCaptureMode mode)
 {
     struct CUstream_st *stream;
     TRY(stream_get(ptds, handle, &stream));
@@ -237,7 +247,8 @@ static CUresult begin_v2(bool ptds, CUstream stream, CUstreamCaptureMode mode)
 }
 API_PAIR(cuStreamBeginCapture_v2, _ptsz, begin_v2, (CUstream stream, CUstreamCaptureMode mode), stream, mode)
 
-static CUresult begin_to_graph(bool ptds, CUstream stream, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data,
+static CUresult begin_to_graph(bool ptds, CUstream stream, CUgraph graph, const CUgraphNode *deps,
+                               const CUgraphEdgeData *data,
                                size_t count, CUstreamCaptureMode mode)
 {
     (void)data;
@@ -245,7 +256,8 @@ static CUresult begin_to_graph(bool ptds, CUstream stream, CUgraph graph, const 
     return object_is(graph, OBJ_GRAPH) ? begin(ptds, stream, graph, deps, count, mode) : CUDA_ERROR_INVALID_VALUE;
 }
 API_PAIR(cuStreamBeginCaptureToGraph, _ptsz, begin_to_graph,
-         (CUstream stream, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data, size_t count, CUstreamCaptureMode mode),
+         (CUstream stream, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data, size_t count,
+          CUstreamCaptureMode mode),
          stream, graph, deps, data, count, mode)
 
 /* Streams that joined must have been joined again: their last nodes must be reachable from the origin's. */
@@ -274,7 +286,8 @@ static CUresult end_locked(struct CUstream_st *stream, CUgraph *graph)
         return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != &sim_thread)
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    CUresult result = capture->status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    bool active = capture->status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    CUresult result = active ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     for (struct object *object = stream->object.ctx->children; object;) {
         struct CUstream_st *other = (struct CUstream_st *)object;
         object = object->next;
@@ -315,7 +328,7 @@ static CUresult capture_info(bool ptds, CUstream handle, CUstreamCaptureStatus *
     if (!status)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&api_lock);
-    CUresult result = stream_capturing_blocked(stream) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+    CUresult result = blocking_capture(stream) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS; /* asking spoils nothing */
     struct capture *capture = stream->capture;
     *status = capture ? capture->status : CU_STREAM_CAPTURE_STATUS_NONE;
     if (capture && capture->status == CU_STREAM_CAPTURE_STATUS_ACTIVE) {
@@ -342,18 +355,22 @@ static CUresult info_v1(bool ptds, CUstream stream, CUstreamCaptureStatus *statu
 {
     return capture_info(ptds, stream, status, id, NULL, NULL, NULL);
 }
-API_PAIR(cuStreamGetCaptureInfo, _ptsz, info_v1, (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id), stream, status, id)
+API_PAIR(cuStreamGetCaptureInfo, _ptsz, info_v1, (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id),
+         stream, status, id)
 
-static CUresult info_v2(bool ptds, CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph, const CUgraphNode **deps,
+static CUresult info_v2(bool ptds, CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
+                        const CUgraphNode **deps,
                         size_t *count)
 {
     return capture_info(ptds, stream, status, id, graph, deps, count);
 }
 API_PAIR(cuStreamGetCaptureInfo_v2, _ptsz, info_v2,
-         (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph, const CUgraphNode **deps, size_t *count), stream,
+         (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph, const CUgraphNode **deps,
+          size_t *count), stream,
          status, id, graph, deps, count)
 
-static CUresult info_v3(bool ptds, CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph, const CUgraphNode **deps,
+static CUresult info_v3(bool ptds, CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
+                        const CUgraphNode **deps,
                         const CUgraphEdgeData **data, size_t *count)
 {
     if (data)
@@ -387,12 +404,14 @@ static CUresult update_dependencies(bool ptds, CUstream handle, CUgraphNode *dep
 API_PAIR(cuStreamUpdateCaptureDependencies, _ptsz, update_dependencies,
          (CUstream stream, CUgraphNode *deps, size_t count, unsigned int flags), stream, deps, count, flags)
 
-static CUresult update_dependencies_v2(bool ptds, CUstream stream, CUgraphNode *deps, const CUgraphEdgeData *data, size_t count,
+static CUresult update_dependencies_v2(bool ptds, CUstream stream, CUgraphNode *deps, const CUgraphEdgeData *data,
+                                       size_t count,
                                        unsigned int flags)
 {
     (void)data;
     return update_dependencies(ptds, stream, deps, count, flags);
 }
 API_PAIR(cuStreamUpdateCaptureDependencies_v2, _ptsz, update_dependencies_v2,
-         (CUstream stream, CUgraphNode *deps, const CUgraphEdgeData *data, size_t count, unsigned int flags), stream, deps, data, count,
+         (CUstream stream, CUgraphNode *deps, const CUgraphEdgeData *data, size_t count, unsigned int flags), stream,
+             deps, data, count,
          flags)

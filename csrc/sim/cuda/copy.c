@@ -9,7 +9,8 @@ static void move_bytes(const struct copy *c)
 {
     for (uint64_t z = 0; z < c->depth; z++)
         for (uint64_t y = 0; y < c->height; y++)
-            memmove(c->dst + z * c->dst_slice + y * c->dst_pitch, c->src + z * c->src_slice + y * c->src_pitch, c->width);
+            memmove(c->dst + z * c->dst_slice + y * c->dst_pitch, c->src + z * c->src_slice + y * c->src_pitch,
+                    c->width);
 }
 
 static void fill_bytes(const struct fill *f)
@@ -105,7 +106,8 @@ static CUresult submit_async(struct CUstream_st *stream, struct copy copy, bool 
             return CUDA_ERROR_OUT_OF_MEMORY;
         *staged = copy;
         staged->src = memcpy(staged + 1, copy.src, bytes);
-        struct work work = {.kind = SIM_DELAY, .ns = copy_ns(bytes), .action = {.run = run_copy, .arg = staged, .prompt = true}};
+        struct work work =
+            {.kind = SIM_DELAY, .ns = copy_ns(bytes), .action = {.run = run_copy, .arg = staged, .prompt = true}};
         CUresult result = stream_append(stream, &work);
         if (result != CUDA_SUCCESS)
             free(staged);
@@ -184,7 +186,8 @@ struct side {
     uint64_t x, y, z, pitch, height;
 };
 
-static CUresult locate(const struct side *side, const CUDA_MEMCPY3D *box, uint8_t **at, uint64_t *pitch, uint64_t *slice)
+static CUresult locate(const struct side *side, const CUDA_MEMCPY3D *box, uint8_t **at, uint64_t *pitch,
+                       uint64_t *slice)
 {
     uint64_t base = side->base;
     *pitch = side->pitch ? side->pitch : side->x + box->WidthInBytes;
@@ -193,7 +196,8 @@ static CUresult locate(const struct side *side, const CUDA_MEMCPY3D *box, uint8_
         if (!object_is(side->array, OBJ_ARRAY))
             return CUDA_ERROR_INVALID_HANDLE;
         const struct CUarray_st *array = side->array;
-        uint64_t height = array->desc.Height ? array->desc.Height : 1, depth = array->desc.Depth ? array->desc.Depth : 1;
+        uint64_t height = array->desc.Height ? array->desc.Height : 1;
+        uint64_t depth = array->desc.Depth ? array->desc.Depth : 1;
         *pitch = array->desc.Width * array->element;
         rows = height;
         base = (uintptr_t)array->data;

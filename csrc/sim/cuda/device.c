@@ -127,9 +127,11 @@ API cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
     DEVICE(properties, device);
     (void)gpu;
     const int *a = attributes;
-    *properties = (CUdevprop){.maxThreadsPerBlock = a[1], .maxThreadsDim = {a[2], a[3], a[4]}, .maxGridSize = {a[5], a[6], a[7]},
-                              .sharedMemPerBlock = a[8], .totalConstantMemory = a[9], .SIMDWidth = a[10], .memPitch = a[11],
-                              .regsPerBlock = a[12], .clockRate = a[13], .textureAlign = a[14]};
+    *properties = (CUdevprop){
+        .maxThreadsPerBlock = a[1], .maxThreadsDim = {a[2], a[3], a[4]}, .maxGridSize = {a[5], a[6], a[7]},
+        .sharedMemPerBlock = a[8], .totalConstantMemory = a[9], .SIMDWidth = a[10], .memPitch = a[11],
+        .regsPerBlock = a[12], .clockRate = a[13], .textureAlign = a[14],
+    };
     return CUDA_SUCCESS;
 }
 

@@ -80,7 +80,8 @@ CUresult event_wait(struct CUstream_st *stream, struct CUevent_st *event)
     if (load_acquire(&event->state) != EVENT_PENDING)
         return CUDA_SUCCESS;
     if (event->gpu != stream->gpu) { /* the queues of another GPU are another simulation: its clock is the host's */
-        struct work gate = {.kind = SIM_GATE, .action = {.run = wait_elsewhere, .arg = event, .gate = true, .prompt = true}};
+        struct work gate =
+            {.kind = SIM_GATE, .action = {.run = wait_elsewhere, .arg = event, .gate = true, .prompt = true}};
         return stream_append(stream, &gate);
     }
     if (event->channel == stream->channel || !queue_behind(&event->gpu->queue, event->channel, event->seq + 1))
@@ -167,7 +168,8 @@ static CUresult record_with_flags(bool ptds, CUevent event, CUstream handle, uns
     event->capture_id = 0;
     return event_record(event, stream);
 }
-API_PAIR(cuEventRecordWithFlags, _ptsz, record_with_flags, (CUevent event, CUstream stream, unsigned int flags), event, stream, flags)
+API_PAIR(cuEventRecordWithFlags, _ptsz, record_with_flags, (CUevent event, CUstream stream, unsigned int flags), event,
+         stream, flags)
 
 static CUresult record(bool ptds, CUevent event, CUstream stream)
 {
@@ -204,7 +206,8 @@ API cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
     TRY(check(end));
     if (!milliseconds)
         return CUDA_ERROR_INVALID_VALUE;
-    if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) || start->state == EVENT_NEVER || end->state == EVENT_NEVER)
+    if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) || start->state == EVENT_NEVER ||
+        end->state == EVENT_NEVER)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!event_done(start) || !event_done(end))
         return CUDA_ERROR_NOT_READY;

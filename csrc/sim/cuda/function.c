@@ -198,8 +198,10 @@ API cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *
 API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction handle, int threads, size_t shared);
 API cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle, int threads, size_t shared,
                                                          unsigned int flags);
-API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of, size_t shared, int limit);
-API cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of, size_t shared,
+API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of,
+                                     size_t shared, int limit);
+API cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of,
+                                              size_t shared,
                                               int limit, unsigned int flags);
 API cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction handle, int blocks, int threads);
 
@@ -221,7 +223,8 @@ API cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction handle, 
     return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, handle, threads, shared, 0);
 }
 
-API cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of, size_t shared,
+API cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of,
+                                              size_t shared,
                                               int limit, unsigned int flags)
 {
     FUNCTION(handle);
@@ -235,7 +238,8 @@ API cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction 
     return CUDA_SUCCESS;
 }
 
-API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of, size_t shared, int limit)
+API cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction handle, CUoccupancyB2DSize shared_of,
+                                     size_t shared, int limit)
 {
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, handle, shared_of, shared, limit, 0);
 }

@@ -47,7 +47,8 @@ void graph_unref(struct CUgraph_st *graph)
     object_recycle(graph);
 }
 
-CUresult graph_add(struct CUgraph_st *graph, const struct node_params *params, struct CUgraphNode_st *const *deps, size_t count,
+CUresult graph_add(struct CUgraph_st *graph, const struct node_params *params, struct CUgraphNode_st *const *deps,
+                   size_t count,
                    struct CUgraphNode_st **out)
 {
     for (size_t i = 0; i < count; i++)
@@ -143,7 +144,8 @@ API cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type);
 API cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *deps, size_t *count);
 API cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *deps, CUgraphEdgeData *data, size_t *count);
 API cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count);
-API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *data, size_t count);
+API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
+                              const CUgraphEdgeData *data, size_t count);
 API cuGraphDestroyNode(CUgraphNode node);
 API cuGraphDebugDotPrint(CUgraph graph, const char *path, unsigned int flags);
 
@@ -297,7 +299,8 @@ API cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *deps, size_t *coun
     return cuGraphNodeGetDependencies_v2(node, deps, NULL, count);
 }
 
-API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, const CUgraphEdgeData *data, size_t count)
+API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
+                              const CUgraphEdgeData *data, size_t count)
 {
     CUresult result = CUDA_SUCCESS;
     LOCKED(graph, OBJ_GRAPH);
@@ -306,7 +309,8 @@ API cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const CUgr
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&api_lock);
     for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
-        if (!object_is(from[i], OBJ_NODE) || !object_is(to[i], OBJ_NODE) || from[i]->graph != graph || to[i]->graph != graph) {
+        if (!object_is(from[i], OBJ_NODE) || !object_is(to[i], OBJ_NODE) || from[i]->graph != graph ||
+            to[i]->graph != graph) {
             result = CUDA_ERROR_INVALID_VALUE;
             break;
         }

@@ -1,5 +1,5 @@
-/* graph_exec.c: instantiated graphs. Launched, the nodes go into the stream one after the other, kernels that follow each other
- * as one entry of the queue. */
+/* graph_exec.c: instantiated graphs. Launched, the nodes go into the stream one after the other, kernels that follow
+ * each other as one entry of the queue. */
 #include <stdlib.h>
 #include <string.h>
 #include "cuda/graph.h"
@@ -63,7 +63,8 @@ static CUresult with_params(bool ptds, CUgraphExec *exec, CUgraph graph, CUDA_GR
     params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     return result;
 }
-API_PAIR(cuGraphInstantiateWithParams, _ptsz, with_params, (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params),
+API_PAIR(cuGraphInstantiateWithParams, _ptsz, with_params,
+         (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params),
          exec, graph, params)
 
 /* Work in flight has taken what it needs along. */
@@ -112,7 +113,8 @@ API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResul
         result = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     }
     pthread_mutex_unlock(&api_lock);
-    *info = (CUgraphExecUpdateResultInfo){same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, NULL, NULL};
+    *info = (CUgraphExecUpdateResultInfo){
+        .result = same ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED};
     return result;
 }
 
@@ -139,7 +141,8 @@ API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const 
     for (size_t i = 0; i < exec->count; i++) {
         if (exec->steps[i].node != node || exec->steps[i].params.type != CU_GRAPH_NODE_TYPE_KERNEL)
             continue;
-        exec->steps[i].params.ns = function->duration == DURATION_NULL ? 0 : kernel_ns(function, p->kernelParams, p->extra);
+        bool null = function->duration == DURATION_NULL;
+        exec->steps[i].params.ns = null ? 0 : kernel_ns(function, p->kernelParams, p->extra);
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&api_lock);
@@ -188,7 +191,8 @@ static CUresult launch_steps(const struct CUgraphExec_st *exec, struct CUstream_
     return kernels || !exec->count ? kernel_submit(stream, kernels) : CUDA_SUCCESS;
 }
 
-/* No lock while queueing: a full queue may wait long, and launching a graph that another thread destroys is the program's fault. */
+/* No lock while queueing: a full queue may wait long, and launching a graph that another thread destroys is the
+ * program's fault. */
 static CUresult graph_launch(bool ptds, CUgraphExec exec, CUstream handle)
 {
     struct CUstream_st *stream;

@@ -2,7 +2,8 @@
 #include <string.h>
 #include "cuda/graph.h"
 
-static CUresult add(CUgraph graph, const CUgraphNode *deps, size_t count, const struct node_params *params, CUgraphNode *node)
+static CUresult add(CUgraph graph, const CUgraphNode *deps, size_t count, const struct node_params *params,
+                    CUgraphNode *node)
 {
     CHECK_INIT();
     if (!object_is(graph, OBJ_GRAPH) || !node)
@@ -42,7 +43,8 @@ static CUresult memcpy_params(const CUDA_MEMCPY3D *copy, struct node_params *par
 
 static CUresult memset_params(const CUDA_MEMSET_NODE_PARAMS *set, struct node_params *params)
 {
-    if (!set || (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4) || !set->width || !set->height ||
+    if (!set || (set->elementSize != 1 && set->elementSize != 2 && set->elementSize != 4) || !set->width ||
+        !set->height ||
         set->dst % set->elementSize)
         return CUDA_ERROR_INVALID_VALUE;
     params->type = CU_GRAPH_NODE_TYPE_MEMSET;
@@ -101,20 +103,27 @@ static CUresult alloc_params(CUDA_MEM_ALLOC_NODE_PARAMS *alloc, struct node_para
 
 /* ---- entry points: adding ---- */
 
-API cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_KERNEL_NODE_PARAMS *p);
-API cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_KERNEL_NODE_PARAMS *p);
-API cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_MEMCPY3D *p, CUcontext ctx);
-API cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_MEMSET_NODE_PARAMS *p,
+API cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                         const CUDA_KERNEL_NODE_PARAMS *p);
+API cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                            const CUDA_KERNEL_NODE_PARAMS *p);
+API cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                         const CUDA_MEMCPY3D *p, CUcontext ctx);
+API cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                         const CUDA_MEMSET_NODE_PARAMS *p,
                          CUcontext ctx);
-API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_HOST_NODE_PARAMS *p);
+API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                       const CUDA_HOST_NODE_PARAMS *p);
 API cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count);
 API cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUgraph child);
 API cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUevent event);
 API cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUevent event);
-API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *p);
+API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                           CUDA_MEM_ALLOC_NODE_PARAMS *p);
 API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUdeviceptr pointer);
 API cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUgraphNodeParams *p);
-API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data, size_t count,
+API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data,
+                      size_t count,
                       CUgraphNodeParams *p);
 
 #define ADD(call) \
@@ -123,30 +132,35 @@ API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps,
     TRY(call); \
     return add(graph, deps, count, &params, node)
 
-API cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_KERNEL_NODE_PARAMS *p)
+API cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                            const CUDA_KERNEL_NODE_PARAMS *p)
 {
     ADD(kernel_params(p, false, &params));
 }
 
-API cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_KERNEL_NODE_PARAMS *p)
+API cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                         const CUDA_KERNEL_NODE_PARAMS *p)
 {
     ADD(kernel_params(p, true, &params));
 }
 
-API cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_MEMCPY3D *p, CUcontext ctx)
+API cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                         const CUDA_MEMCPY3D *p, CUcontext ctx)
 {
     (void)ctx;
     ADD(memcpy_params(p, &params));
 }
 
-API cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_MEMSET_NODE_PARAMS *p,
+API cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                         const CUDA_MEMSET_NODE_PARAMS *p,
                          CUcontext ctx)
 {
     (void)ctx;
     ADD(memset_params(p, &params));
 }
 
-API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, const CUDA_HOST_NODE_PARAMS *p)
+API cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                       const CUDA_HOST_NODE_PARAMS *p)
 {
     ADD(host_params(p, &params));
 }
@@ -172,7 +186,8 @@ API cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode 
     ADD(event_params(event, CU_GRAPH_NODE_TYPE_WAIT_EVENT, &params));
 }
 
-API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                           CUDA_MEM_ALLOC_NODE_PARAMS *p)
 {
     ADD(alloc_params(p, &params));
 }
@@ -220,7 +235,8 @@ API cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, si
     ADD(any_params(p, &params));
 }
 
-API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data, size_t count,
+API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data,
+                      size_t count,
                       CUgraphNodeParams *p)
 {
     (void)data;

@@ -1,7 +1,8 @@
 /* heap.c: where device memory lies in the process's address space, and what an address belongs to.
  *
- * Small blocks (up to LARGE) come from size classes carved out of 4 GiB stretches of reserved, untouched memory: a mapping a
- * block would run into the kernel's limit of 65530 mappings. The map from address to block is a treap: O(log n). */
+ * Small blocks (up to LARGE) come from size classes carved out of 4 GiB stretches of reserved, untouched memory: a
+ * mapping a block would run into the kernel's limit of 65530 mappings. The map from address to block is a treap: O(log
+ * n). */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -34,7 +35,9 @@ static unsigned class_of(uint64_t bytes)
 
 static void *map_at(uint64_t hint, uint64_t bytes)
 {
-    void *at = mmap((void *)(uintptr_t)hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *at =
+        mmap((void *)(uintptr_t)hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+             0);
     if (at == MAP_FAILED)
         return NULL;
     madvise(at, bytes, MADV_DONTDUMP);

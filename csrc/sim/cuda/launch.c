@@ -9,7 +9,8 @@ CUresult kernel_submit(struct CUstream_st *stream, uint64_t ns)
     return stream_append(stream, &work);
 }
 
-static CUresult launch_captured(struct CUstream_st *stream, const CUDA_KERNEL_NODE_PARAMS *kernel, uint64_t ns, bool *captured)
+static CUresult launch_captured(struct CUstream_st *stream, const CUDA_KERNEL_NODE_PARAMS *kernel, uint64_t ns,
+                                bool *captured)
 {
     struct node_params node = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = *kernel, .ns = ns};
     CUresult result = CUDA_SUCCESS;
@@ -23,7 +24,8 @@ static CUresult launch_captured(struct CUstream_st *stream, const CUDA_KERNEL_NO
     return result;
 }
 
-static CUresult launch(bool ptds, CUfunction handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+static CUresult launch(bool ptds, CUfunction handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                       unsigned bz,
                        unsigned shared, CUstream stream_handle, void **params, void **extra)
 {
     struct CUfunc_st *function;
@@ -48,7 +50,8 @@ static CUresult launch(bool ptds, CUfunction handle, unsigned gx, unsigned gy, u
     return kernel_submit(stream, ns);
 }
 API_PAIR(cuLaunchKernel, _ptsz, launch,
-         (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+         (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+          unsigned int bz,
           unsigned int shared, CUstream stream, void **params, void **extra),
          function, gx, gy, gz, bx, by, bz, shared, stream, params, extra)
 
@@ -56,14 +59,17 @@ static CUresult launch_ex(bool ptds, const CUlaunchConfig *c, CUfunction functio
 {
     if (!c || (c->numAttrs && !c->attrs))
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(ptds, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes,
+    return launch(ptds, function, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ,
+                  c->sharedMemBytes,
                   c->hStream, params, extra);
 }
-API_PAIR(cuLaunchKernelEx, _ptsz, launch_ex, (const CUlaunchConfig *config, CUfunction function, void **params, void **extra), config,
+API_PAIR(cuLaunchKernelEx, _ptsz, launch_ex,
+         (const CUlaunchConfig *config, CUfunction function, void **params, void **extra), config,
          function, params, extra)
 
 /* All blocks must fit at once: 132 multiprocessors of 2048 threads. */
-static CUresult launch_cooperative(bool ptds, CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+static CUresult launch_cooperative(bool ptds, CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                   unsigned by,
                                    unsigned bz, unsigned shared, CUstream stream, void **params)
 {
     uint64_t threads = (uint64_t)bx * by * bz;
@@ -72,7 +78,8 @@ static CUresult launch_cooperative(bool ptds, CUfunction function, unsigned gx, 
     return launch(ptds, function, gx, gy, gz, bx, by, bz, shared, stream, params, NULL);
 }
 API_PAIR(cuLaunchCooperativeKernel, _ptsz, launch_cooperative,
-         (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by, unsigned int bz,
+         (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,
+          unsigned int bz,
           unsigned int shared, CUstream stream, void **params),
          function, gx, gy, gz, bx, by, bz, shared, stream, params)
 
@@ -244,5 +251,6 @@ static CUresult add_callback(bool ptds, CUstream handle, CUstreamCallback callba
     }
     return host_call(stream, (struct host_call){.callback = callback, .stream = handle, .data = data});
 }
-API_PAIR(cuStreamAddCallback, _ptsz, add_callback, (CUstream stream, CUstreamCallback callback, void *data, unsigned int flags), stream,
+API_PAIR(cuStreamAddCallback, _ptsz, add_callback,
+         (CUstream stream, CUstreamCallback callback, void *data, unsigned int flags), stream,
          callback, data, flags)

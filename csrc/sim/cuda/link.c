@@ -13,7 +13,8 @@ API cuLinkCreate(unsigned int count, CUjit_option *options, void **values, CUlin
 API cuLinkCreate_v2(unsigned int count, CUjit_option *options, void **values, CUlinkState *state);
 API cuLinkAddData(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int count,
                   CUjit_option *options, void **values);
-API cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int count,
+API cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name,
+                     unsigned int count,
                      CUjit_option *options, void **values);
 API cuLinkComplete(CUlinkState state, void **image, size_t *size);
 API cuLinkDestroy(CUlinkState state);
@@ -37,7 +38,8 @@ API cuLinkCreate(unsigned int count, CUjit_option *options, void **values, CUlin
     return cuLinkCreate_v2(count, options, values, state);
 }
 
-API cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int count,
+API cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name,
+                     unsigned int count,
                      CUjit_option *options, void **values)
 {
     (void)name;

@@ -20,7 +20,8 @@ static CUresult line(bool ptds, struct end dst, struct end src, size_t bytes, CU
 {
     CUDA_MEMCPY3D box = {.srcMemoryType = src.type, .srcHost = src.host, .srcDevice = src.device, .srcArray = src.array,
                          .srcXInBytes = src.offset, .dstMemoryType = dst.type, .dstHost = (void *)dst.host,
-                         .dstDevice = dst.device, .dstArray = dst.array, .dstXInBytes = dst.offset, .WidthInBytes = bytes,
+                         .dstDevice = dst.device, .dstArray = dst.array, .dstXInBytes = dst.offset, .WidthInBytes =
+                             bytes,
                          .Height = 1, .Depth = 1};
     return box_copy(ptds, &box, stream, sync);
 }
@@ -49,22 +50,33 @@ typedef CUdeviceptr P2;
 SYNC3(cuMemcpyHtoD, (P1 d, const void *h, unsigned int bytes), (P2 d, const void *h, size_t bytes), device(d), host(h))
 SYNC3(cuMemcpyDtoH, (void *h, P1 d, unsigned int bytes), (void *h, P2 d, size_t bytes), host(h), device(d))
 SYNC3(cuMemcpyDtoD, (P1 d, P1 f, unsigned int bytes), (P2 d, P2 f, size_t bytes), device(d), device(f))
-SYNC3(cuMemcpyDtoA, (CUarray a, unsigned int o, P1 f, unsigned int bytes), (CUarray a, size_t o, P2 f, size_t bytes), array(a, o), device(f))
-SYNC3(cuMemcpyAtoD, (P1 d, CUarray a, unsigned int o, unsigned int bytes), (P2 d, CUarray a, size_t o, size_t bytes), device(d), array(a, o))
-SYNC3(cuMemcpyHtoA, (CUarray a, unsigned int o, const void *h, unsigned int bytes), (CUarray a, size_t o, const void *h, size_t bytes), array(a, o), host(h))
-SYNC3(cuMemcpyAtoH, (void *h, CUarray a, unsigned int o, unsigned int bytes), (void *h, CUarray a, size_t o, size_t bytes), host(h), array(a, o))
-SYNC3(cuMemcpyAtoA, (CUarray a, unsigned int o, CUarray b, unsigned int p, unsigned int bytes), (CUarray a, size_t o, CUarray b, size_t p, size_t bytes), array(a, o), array(b, p))
+SYNC3(cuMemcpyDtoA, (CUarray a, unsigned int o, P1 f, unsigned int bytes), (CUarray a, size_t o, P2 f, size_t bytes),
+      array(a, o), device(f))
+SYNC3(cuMemcpyAtoD, (P1 d, CUarray a, unsigned int o, unsigned int bytes), (P2 d, CUarray a, size_t o, size_t bytes),
+      device(d), array(a, o))
+SYNC3(cuMemcpyHtoA, (CUarray a, unsigned int o, const void *h, unsigned int bytes),
+      (CUarray a, size_t o, const void *h, size_t bytes), array(a, o), host(h))
+SYNC3(cuMemcpyAtoH, (void *h, CUarray a, unsigned int o, unsigned int bytes),
+      (void *h, CUarray a, size_t o, size_t bytes), host(h), array(a, o))
+SYNC3(cuMemcpyAtoA, (CUarray a, unsigned int o, CUarray b, unsigned int p, unsigned int bytes),
+      (CUarray a, size_t o, CUarray b, size_t p, size_t bytes), array(a, o), array(b, p))
 
-ASYNC3(cuMemcpyHtoDAsync, (P1 d, const void *h, unsigned int bytes, CUstream stream), (P2 d, const void *h, size_t bytes, CUstream stream), device(d), host(h))
-ASYNC3(cuMemcpyDtoHAsync, (void *h, P1 d, unsigned int bytes, CUstream stream), (void *h, P2 d, size_t bytes, CUstream stream), host(h), device(d))
-ASYNC3(cuMemcpyDtoDAsync, (P1 d, P1 f, unsigned int bytes, CUstream stream), (P2 d, P2 f, size_t bytes, CUstream stream), device(d), device(f))
-ASYNC3(cuMemcpyHtoAAsync, (CUarray a, unsigned int o, const void *h, unsigned int bytes, CUstream stream), (CUarray a, size_t o, const void *h, size_t bytes, CUstream stream), array(a, o), host(h))
-ASYNC3(cuMemcpyAtoHAsync, (void *h, CUarray a, unsigned int o, unsigned int bytes, CUstream stream), (void *h, CUarray a, size_t o, size_t bytes, CUstream stream), host(h), array(a, o))
+ASYNC3(cuMemcpyHtoDAsync, (P1 d, const void *h, unsigned int bytes, CUstream stream),
+       (P2 d, const void *h, size_t bytes, CUstream stream), device(d), host(h))
+ASYNC3(cuMemcpyDtoHAsync, (void *h, P1 d, unsigned int bytes, CUstream stream),
+       (void *h, P2 d, size_t bytes, CUstream stream), host(h), device(d))
+ASYNC3(cuMemcpyDtoDAsync, (P1 d, P1 f, unsigned int bytes, CUstream stream),
+       (P2 d, P2 f, size_t bytes, CUstream stream), device(d), device(f))
+ASYNC3(cuMemcpyHtoAAsync, (CUarray a, unsigned int o, const void *h, unsigned int bytes, CUstream stream),
+       (CUarray a, size_t o, const void *h, size_t bytes, CUstream stream), array(a, o), host(h))
+ASYNC3(cuMemcpyAtoHAsync, (void *h, CUarray a, unsigned int o, unsigned int bytes, CUstream stream),
+       (void *h, CUarray a, size_t o, size_t bytes, CUstream stream), host(h), array(a, o))
 
 ENTRY(cuMemcpy, false, (P2 d, P2 f, size_t bytes), unified(d), unified(f), bytes, NULL, true)
 ENTRY(cuMemcpy_ptds, true, (P2 d, P2 f, size_t bytes), unified(d), unified(f), bytes, NULL, true)
 ENTRY(cuMemcpyAsync, false, (P2 d, P2 f, size_t bytes, CUstream stream), unified(d), unified(f), bytes, stream, false)
-ENTRY(cuMemcpyAsync_ptsz, true, (P2 d, P2 f, size_t bytes, CUstream stream), unified(d), unified(f), bytes, stream, false)
+ENTRY(cuMemcpyAsync_ptsz, true, (P2 d, P2 f, size_t bytes, CUstream stream), unified(d), unified(f), bytes, stream,
+      false)
 
 /* Between GPUs: one address space, so the contexts are only checked. */
 static CUresult peer(bool ptds, P2 d, CUcontext to, P2 f, CUcontext from, size_t bytes, CUstream stream, bool sync)
@@ -79,21 +91,25 @@ static CUresult peer_sync(bool ptds, P2 d, CUcontext to, P2 f, CUcontext from, s
 {
     return peer(ptds, d, to, f, from, bytes, NULL, true);
 }
-API_PAIR(cuMemcpyPeer, _ptds, peer_sync, (P2 d, CUcontext to, P2 f, CUcontext from, size_t bytes), d, to, f, from, bytes)
+API_PAIR(cuMemcpyPeer, _ptds, peer_sync, (P2 d, CUcontext to, P2 f, CUcontext from, size_t bytes), d, to, f, from,
+         bytes)
 
 static CUresult peer_async(bool ptds, P2 d, CUcontext to, P2 f, CUcontext from, size_t bytes, CUstream stream)
 {
     return peer(ptds, d, to, f, from, bytes, stream, false);
 }
-API_PAIR(cuMemcpyPeerAsync, _ptsz, peer_async, (P2 d, CUcontext to, P2 f, CUcontext from, size_t bytes, CUstream stream), d, to, f, from,
+API_PAIR(cuMemcpyPeerAsync, _ptsz, peer_async,
+         (P2 d, CUcontext to, P2 f, CUcontext from, size_t bytes, CUstream stream), d, to, f, from,
          bytes, stream)
 
 /* ---- two and three dimensions ---- */
 
 #define WIDEN(field) .field = c->field
 #define FIELDS2D \
-    WIDEN(srcXInBytes), WIDEN(srcY), WIDEN(srcMemoryType), WIDEN(srcHost), WIDEN(srcDevice), WIDEN(srcArray), WIDEN(srcPitch), \
-    WIDEN(dstXInBytes), WIDEN(dstY), WIDEN(dstMemoryType), WIDEN(dstHost), WIDEN(dstDevice), WIDEN(dstArray), WIDEN(dstPitch), \
+    WIDEN(srcXInBytes), WIDEN(srcY), WIDEN(srcMemoryType), WIDEN(srcHost), WIDEN(srcDevice), WIDEN(srcArray), \
+        WIDEN(srcPitch), \
+    WIDEN(dstXInBytes), WIDEN(dstY), WIDEN(dstMemoryType), WIDEN(dstHost), WIDEN(dstDevice), WIDEN(dstArray), \
+        WIDEN(dstPitch), \
     WIDEN(WidthInBytes), WIDEN(Height)
 
 static CUresult box2d(bool ptds, const CUDA_MEMCPY2D *c, CUstream stream, bool sync)
@@ -121,7 +137,8 @@ static CUresult box3d_v1(const CUDA_MEMCPY3D_v1 *c, CUstream stream, bool sync)
 {
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
-    CUDA_MEMCPY3D box = {FIELDS2D, WIDEN(srcZ), WIDEN(srcLOD), WIDEN(srcHeight), WIDEN(dstZ), WIDEN(dstLOD), WIDEN(dstHeight),
+    CUDA_MEMCPY3D box =
+        {FIELDS2D, WIDEN(srcZ), WIDEN(srcLOD), WIDEN(srcHeight), WIDEN(dstZ), WIDEN(dstLOD), WIDEN(dstHeight),
                          WIDEN(Depth)};
     return box_copy(false, &box, stream, sync);
 }
@@ -168,7 +185,8 @@ static CUresult batch(bool ptds, P2 *dst, P2 *src, size_t *sizes, size_t count, 
     return CUDA_SUCCESS;
 }
 
-static CUresult batch_v1(bool ptds, P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices,
+static CUresult batch_v1(bool ptds, P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+                         size_t *indices,
                          size_t attribute_count, size_t *failed, CUstream stream)
 {
     (void)attributes;
@@ -177,11 +195,13 @@ static CUresult batch_v1(bool ptds, P2 *dst, P2 *src, size_t *sizes, size_t coun
     return batch(ptds, dst, src, sizes, count, failed, stream);
 }
 API_PAIR(cuMemcpyBatchAsync, _ptsz, batch_v1,
-         (P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t n, size_t *failed,
+         (P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t n,
+          size_t *failed,
           CUstream stream),
          dst, src, sizes, count, attributes, indices, n, failed, stream)
 
-static CUresult batch_v2(bool ptds, P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices,
+static CUresult batch_v2(bool ptds, P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes,
+                         size_t *indices,
                          size_t attribute_count, CUstream stream)
 {
     (void)attributes;
@@ -190,5 +210,6 @@ static CUresult batch_v2(bool ptds, P2 *dst, P2 *src, size_t *sizes, size_t coun
     return batch(ptds, dst, src, sizes, count, NULL, stream);
 }
 API_PAIR(cuMemcpyBatchAsync_v2, _ptsz, batch_v2,
-         (P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t n, CUstream stream), dst,
+         (P2 *dst, P2 *src, size_t *sizes, size_t count, CUmemcpyAttributes *attributes, size_t *indices, size_t n,
+          CUstream stream), dst,
          src, sizes, count, attributes, indices, n, stream)

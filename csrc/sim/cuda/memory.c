@@ -2,7 +2,8 @@
 #include <stdlib.h>
 #include "cuda/sim.h"
 
-CUresult block_alloc(struct CUctx_st *ctx, struct gpu *gpu, uint64_t bytes, enum block_kind kind, bool low, struct block **out)
+CUresult block_alloc(struct CUctx_st *ctx, struct gpu *gpu, uint64_t bytes, enum block_kind kind, bool low,
+                     struct block **out)
 {
     uint64_t charged = ROUND512(bytes), taken;
     if (charged < bytes || charged > gpu->conf.bytes)
@@ -67,7 +68,8 @@ static void collect(struct block *block, void *arg)
     doomed->blocks[doomed->count++] = block;
 }
 
-/* Its device, managed, stream-ordered and pinned host memory. What VMM maps belongs to the process, not to a context. */
+/* Its device, managed, stream-ordered and pinned host memory. What VMM maps belongs to the process, not to a context.
+ * */
 void context_drop_memory(struct CUctx_st *ctx)
 {
     struct doomed doomed = {.ctx = ctx};
@@ -84,7 +86,8 @@ void context_drop_memory(struct CUctx_st *ctx)
 
 API cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes);
 API cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
-API cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element);
+API cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
+                    unsigned int element);
 API cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element);
 API cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags);
 API cuMemFree(CUdeviceptr_v1 pointer);
@@ -126,7 +129,8 @@ API cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
     return CUDA_SUCCESS;
 }
 
-static CUresult allocate_pitch(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element, bool low)
+static CUresult allocate_pitch(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element,
+                               bool low)
 {
     CHECK_INIT();
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
@@ -144,7 +148,8 @@ API cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t
     return allocate_pitch(pointer, pitch, width, height, element, false);
 }
 
-API cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
+API cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
+                    unsigned int element)
 {
     CUdeviceptr wide;
     size_t row;

@@ -1,4 +1,5 @@
-/* module.c: modules, and the libraries that are the same thing here: a CUlibrary is a CUmodule of no context, a CUkernel
+/* module.c: modules, and the libraries that are the same thing here: a CUlibrary is a CUmodule of no context, a
+ * CUkernel
  * a CUfunction. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -271,7 +272,8 @@ API cuModuleGetGlobal(CUdeviceptr_v1 *pointer, unsigned int *bytes, CUmodule mod
 
 API cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *options, void **values, unsigned int count,
                       CUlibraryOption *library_options, void **library_values, unsigned int library_count);
-API cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values, unsigned int count,
+API cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values,
+                          unsigned int count,
                           CUlibraryOption *library_options, void **library_values, unsigned int library_count);
 API cuLibraryUnload(CUlibrary library);
 API cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
@@ -299,13 +301,15 @@ API cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *optio
     return result;
 }
 
-API cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values, unsigned int count,
+API cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *options, void **values,
+                          unsigned int count,
                           CUlibraryOption *library_options, void **library_values, unsigned int library_count)
 {
     void *image;
     CHECK_INIT();
     TRY(read_file(path, &image));
-    CUresult result = cuLibraryLoadData(library, image, options, values, count, library_options, library_values, library_count);
+    CUresult result =
+        cuLibraryLoadData(library, image, options, values, count, library_options, library_values, library_count);
     free(image);
     return result;
 }

@@ -12,7 +12,8 @@ static struct { struct object *first, *last; } unused[OBJ_TYPES];
 bool object_is(const void *pointer, enum object_type type)
 {
     const struct object *object = pointer;
-    return object && ((uintptr_t)object & 7) == 0 && (uintptr_t)object > 4096 && load_relaxed(&object->magic) == MAGIC(type);
+    return object && ((uintptr_t)object & 7) == 0 && (uintptr_t)object > 4096 &&
+        load_relaxed(&object->magic) == MAGIC(type);
 }
 
 void *object_new(enum object_type type, size_t size, struct CUctx_st *ctx)

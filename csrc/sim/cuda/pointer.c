@@ -60,7 +60,8 @@ static CUresult get(void *data, CUpointer_attribute attribute, CUdeviceptr point
     if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
         PUT(CUdeviceptr, pointer);
     if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) {
-        if (block->kind == BLOCK_DEVICE || block->kind == BLOCK_POOL || block->kind == BLOCK_MAPPING || block->kind == BLOCK_GLOBAL)
+        if (block->kind == BLOCK_DEVICE || block->kind == BLOCK_POOL || block->kind == BLOCK_MAPPING ||
+            block->kind == BLOCK_GLOBAL)
             return CUDA_ERROR_INVALID_VALUE;
         PUT(void *, (uintptr_t)pointer);
     }
@@ -155,14 +156,18 @@ static CUresult prefetch(bool ptds, CUdeviceptr pointer, size_t bytes, CUdevice 
         return CUDA_ERROR_INVALID_DEVICE;
     return device_range(pointer, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-API_PAIR(cuMemPrefetchAsync, _ptsz, prefetch, (CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream), pointer, bytes,
+API_PAIR(cuMemPrefetchAsync, _ptsz, prefetch, (CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream),
+         pointer, bytes,
          device, stream)
 
-static CUresult prefetch_v2(bool ptds, CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream)
+static CUresult prefetch_v2(bool ptds, CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags,
+                            CUstream stream)
 {
     (void)flags;
-    return prefetch(ptds, pointer, bytes, location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : CU_DEVICE_CPU, stream);
+    return prefetch(ptds, pointer, bytes, location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : CU_DEVICE_CPU,
+                    stream);
 }
 API_PAIR(cuMemPrefetchAsync_v2, _ptsz, prefetch_v2,
-         (CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream), pointer, bytes, location,
+         (CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream), pointer,
+             bytes, location,
          flags, stream)

@@ -87,7 +87,8 @@ void pool_trim_all(struct gpu *gpu)
     pthread_mutex_unlock(&api_lock);
 }
 
-static struct block *take_cached(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes, struct CUstream_st *stream)
+static struct block *take_cached(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes,
+                                 struct CUstream_st *stream)
 {
     for (struct cached **at = &pool->cached; *at; at = &(*at)->next) {
         struct cached *cached = *at;
@@ -105,7 +106,8 @@ static struct block *take_cached(struct CUmemPoolHandle_st *pool, struct CUctx_s
     return NULL;
 }
 
-CUresult pool_alloc(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes, struct CUstream_st *stream, CUdeviceptr *out)
+CUresult pool_alloc(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes, struct CUstream_st *stream,
+                    CUdeviceptr *out)
 {
     struct block *block = take_cached(pool, ctx, bytes, stream);
     if (!block) {
@@ -177,7 +179,8 @@ static CUresult alloc_from(bool ptds, CUdeviceptr *out, size_t bytes, CUmemoryPo
     pthread_mutex_unlock(&api_lock);
     return result;
 }
-API_PAIR(cuMemAllocFromPoolAsync, _ptsz, alloc_from, (CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream), out, bytes,
+API_PAIR(cuMemAllocFromPoolAsync, _ptsz, alloc_from,
+         (CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream), out, bytes,
          pool, stream)
 
 static CUresult alloc(bool ptds, CUdeviceptr *out, size_t bytes, CUstream stream)
@@ -384,8 +387,8 @@ static CUresult check_location(const CUmemLocation *location, CUmemAllocationTyp
 {
     if (!location)
         return CUDA_ERROR_INVALID_VALUE;
-    return location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED ? CUDA_SUCCESS
-                                                                                                  : CUDA_ERROR_NOT_SUPPORTED;
+    bool plain = location->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED;
+    return plain ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 API cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)

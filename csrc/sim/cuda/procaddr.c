@@ -71,7 +71,8 @@ API cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t 
                         CUdriverProcAddressQueryResult *status);
 API cuGetExportTable(const void **table, const CUuuid *id);
 
-API cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags, CUdriverProcAddressQueryResult *status)
+API cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags,
+                        CUdriverProcAddressQueryResult *status)
 {
     const void *found = NULL;
     if (!name || !address || flags > 3)

@@ -1,4 +1,5 @@
-/* queue.c: putting operations into this process's queues, waiting for them, and doing what is due when they are done. */
+/* queue.c: putting operations into this process's queues, waiting for them, and doing what is due when they are done.
+ * */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -12,7 +13,8 @@
 
 #define SPIN_NS  8000u      /* below this a sleep costs more than it saves */
 #define LOOK_NS  10000000u  /* no sleep is longer than this without a look */
-#define SPACE_NS 1000000u   /* a full queue is looked at this seldom (but before it is a quarter empty), not once a kernel */
+/* a full queue is looked at this seldom (but before it is a quarter empty), not once a kernel */
+#define SPACE_NS 1000000u
 
 static struct sim_proc *proc_of(const struct queue *queue)
 {

@@ -1,22 +1,28 @@
 /* sim.h: the parts of the simulated driver ("CUDA 13.0") and what they offer each other. The GPU itself, shared by all
  * processes, is in shared/state.h; this is one process's side of it.
  *
- * Kernels compute nothing but take time, told by the function's name:
+ * ---- Kernels ----
+ * They compute nothing but take time, told by the function's name:
  *   ..._ns<N>..., ..._us<N>..., ..._ms<N>...   that long (spin_us100: 100 microseconds)
  *   cgpu_sleep_ns                              its first argument, 64-bit nanoseconds
- *   ...cgpu_null...                            nothing, and the launch returns without touching anything shared, not even
- *                                              a queue: no order with other work, and never captured time
+ *   ...cgpu_null...                            nothing; the launch returns without touching anything shared, not even a
+ *                                              queue, so it has no order with other work (captured: a node of 0 ns)
  *   any other                                  CGPU_SIM_KERNEL_NS (10000)
- * Copies take CGPU_SIM_COPY_NS (1000) and a nanosecond per CGPU_SIM_COPY_BYTES (25) beside the engine; memset is a kernel
- * of 1000 ns and a nanosecond per 1000 bytes. Device memory is host memory, reserved lazily: a device pointer can be
- * read. Sizes are charged rounded up to 512 bytes; managed memory and arrays are charged when allocated; a context costs
- * CGPU_SIM_CONTEXT_BYTES (0). Modules are charged their globals. CGPU_SIM_DEBUG: says on stderr why cuInit found no GPU.
+ * Copies take CGPU_SIM_COPY_NS (1000) and a nanosecond per CGPU_SIM_COPY_BYTES (25), beside the engine; memset is a
+ * kernel of 1000 ns and a nanosecond per 1000 bytes.
  *
- * Bytes move when their operation is complete in device time: by a thread that synchronises, or by the driver thread, which
- * starts with the first asynchronous copy or host function.
+ * ---- Memory ----
+ * Device memory is host memory, reserved lazily: a device pointer can be read. Sizes are charged rounded up to 512
+ * bytes (the real driver: blocks of 2 MiB); managed memory and arrays are charged when allocated, a module's variables
+ * when first asked for, a context CGPU_SIM_CONTEXT_BYTES (0).
+ * Bytes move when their operation is complete in device time: by a thread that synchronises, or by the driver thread,
+ * which starts with the first asynchronous copy or host function.
  *
- * Locks, in this order:  api_lock (objects, the memory map, graphs) > queue.retire > queue.append > the device's mutex.
- * Launching takes queue.append alone. No lock is held in a callback. */
+ * CGPU_SIM_DEBUG: says on stderr why cuInit found no GPU.
+ *
+ * ---- Locks, in this order ----
+ * api_lock (objects, the memory map, graphs) > queue.retire > queue.append > the device's mutex. Launching takes
+ * queue.append alone. No lock is held in a callback. */
 #ifndef CGPU_SIM_CUDA_H
 #define CGPU_SIM_CUDA_H
 #include <pthread.h>
@@ -28,14 +34,16 @@
 #include "shared/state.h"
 
 #define API __attribute__((visibility("default"))) CUresult
-/* Both forms of an entry point on a stream: the null stream is the legacy one, or the thread's own. `do_name` gets which
+/* Both forms of an entry point on a stream: the null stream is the legacy one, or the thread's own. `do_name` gets
+ * which
  * as its first argument. */
 #define API_PAIR(name, suffix, do_name, params, ...) \
     API name params; API name params { return do_name(false, __VA_ARGS__); } \
     API name##suffix params; API name##suffix params { return do_name(true, __VA_ARGS__); }
 
 /* ---- object.c: handles. Memory of a freed object stays readable, so a stale handle is told from a live one ---- */
-enum object_type { OBJ_CONTEXT = 1, OBJ_STREAM, OBJ_EVENT, OBJ_MODULE, OBJ_FUNCTION, OBJ_POOL, OBJ_ARRAY, OBJ_GRAPH, OBJ_NODE,
+enum object_type { OBJ_CONTEXT = 1, OBJ_STREAM, OBJ_EVENT, OBJ_MODULE, OBJ_FUNCTION, OBJ_POOL, OBJ_ARRAY, OBJ_GRAPH,
+                  OBJ_NODE,
                    OBJ_EXEC, OBJ_LINK, OBJ_TYPES };
 struct object {
     uint32_t magic;             /* of its type while it lives */
@@ -218,7 +226,8 @@ void block_remove(struct block *block);
 void block_each(void (*see)(struct block *block, void *arg), void *arg);
 /* memory.c */
 #define ROUND512(n) (((uint64_t)(n) + 511) & ~511ull)
-CUresult block_alloc(struct CUctx_st *ctx, struct gpu *gpu, uint64_t bytes, enum block_kind kind, bool low, struct block **block);
+CUresult block_alloc(struct CUctx_st *ctx, struct gpu *gpu, uint64_t bytes, enum block_kind kind, bool low,
+                     struct block **block);
 void block_destroy(struct block *block);
 bool device_range(uint64_t address, uint64_t bytes); /* takes api_lock */
 void context_drop_memory(struct CUctx_st *ctx);
@@ -227,7 +236,8 @@ void context_drop_memory(struct CUctx_st *ctx);
 struct CUmemPoolHandle_st *pool_default(struct gpu *gpu);
 void pool_trim_all(struct gpu *gpu);  /* at a synchronisation: down to the release threshold */
 void pool_trim_locked(struct gpu *gpu, bool all); /* the same under api_lock, or all that can go */
-CUresult pool_alloc(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes, struct CUstream_st *stream, CUdeviceptr *out);
+CUresult pool_alloc(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes, struct CUstream_st *stream,
+                    CUdeviceptr *out);
 CUresult pool_free(struct block *block, struct CUstream_st *stream); /* under api_lock; NULL stream: at once */
 
 /* ---- module.c, image.c ---- */
@@ -320,7 +330,8 @@ CUresult capture_record(struct CUevent_st *event, struct CUstream_st *stream);
 CUresult capture_join(struct CUstream_st *stream, struct CUevent_st *event);
 void capture_drop(struct CUstream_st *stream);
 struct CUgraph_st *graph_new(void);
-CUresult graph_add(struct CUgraph_st *graph, const struct node_params *params, struct CUgraphNode_st *const *deps, size_t count,
+CUresult graph_add(struct CUgraph_st *graph, const struct node_params *params, struct CUgraphNode_st *const *deps,
+                   size_t count,
                    struct CUgraphNode_st **node);
 extern int captures_active;          /* in this process */
 bool stream_capturing_blocked(struct CUstream_st *stream); /* legacy stream while a blocking stream captures */

@@ -30,8 +30,8 @@ CUresult stream_new(struct CUctx_st *ctx, unsigned flags, int priority, struct C
     stream->id = ++stream_ids + 2;
     queue->streams[stream->channel]++;
     if (blocking)
-        ctx->blocking |= 1u << stream->channel;
-    ctx->gpu->map.state->proc[ctx->gpu->map.slot].channel[stream->channel].priority = stream->priority;
+        store_relaxed(&ctx->blocking, ctx->blocking | 1u << stream->channel);
+    store_relaxed(&ctx->gpu->map.state->proc[ctx->gpu->map.slot].channel[stream->channel].priority, stream->priority);
     *out = stream;
     return CUDA_SUCCESS;
 }
@@ -323,7 +323,8 @@ static CUresult wait_event(bool ptds, CUstream handle, CUevent event, unsigned i
         return CUDA_ERROR_INVALID_VALUE;
     return event_wait(stream, event);
 }
-API_PAIR(cuStreamWaitEvent, _ptsz, wait_event, (CUstream stream, CUevent event, unsigned int flags), stream, event, flags)
+API_PAIR(cuStreamWaitEvent, _ptsz, wait_event, (CUstream stream, CUevent event, unsigned int flags), stream, event,
+         flags)
 
 /* Attributes are taken and forgotten: a policy window or a priority hint changes nothing here. */
 static CUresult set_attribute(bool ptds, CUstream handle, CUlaunchAttributeID id, const void *value)
@@ -333,7 +334,8 @@ static CUresult set_attribute(bool ptds, CUstream handle, CUlaunchAttributeID id
     TRY(stream_get(ptds, handle, &stream));
     return value ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-API_PAIR(cuStreamSetAttribute, _ptsz, set_attribute, (CUstream stream, CUlaunchAttributeID id, const void *value), stream, id, value)
+API_PAIR(cuStreamSetAttribute, _ptsz, set_attribute, (CUstream stream, CUlaunchAttributeID id, const void *value),
+         stream, id, value)
 
 static CUresult attach_mem(bool ptds, CUstream handle, CUdeviceptr pointer, size_t length, unsigned int flags)
 {
@@ -343,5 +345,6 @@ static CUresult attach_mem(bool ptds, CUstream handle, CUdeviceptr pointer, size
     TRY(stream_get(ptds, handle, &stream));
     return device_range(pointer, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-API_PAIR(cuStreamAttachMemAsync, _ptsz, attach_mem, (CUstream stream, CUdeviceptr pointer, size_t length, unsigned int flags), stream,
+API_PAIR(cuStreamAttachMemAsync, _ptsz, attach_mem,
+         (CUstream stream, CUdeviceptr pointer, size_t length, unsigned int flags), stream,
          pointer, length, flags)

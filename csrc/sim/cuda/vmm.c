@@ -1,5 +1,7 @@
-/* vmm.c: virtual memory management. Physical memory is a stretch of one memfd of the process (a memfd a handle would run
- * into the limit of open files), mapped wherever cuMemMap says. An allocation lives as long as a handle or a mapping does. */
+/* vmm.c: virtual memory management. Physical memory is a stretch of one memfd of the process (a memfd a handle would
+ * run into the limit of open files), mapped wherever cuMemMap says. An allocation lives as long as a handle or a
+ * mapping
+ * does. */
 #define _GNU_SOURCE
 #include <linux/falloc.h>
 #include <fcntl.h>
@@ -29,7 +31,8 @@ static struct allocation *unused;
 static struct allocation *allocation_of(CUmemGenericAllocationHandle handle)
 {
     struct allocation *allocation = (struct allocation *)(uintptr_t)handle;
-    return handle > 4096 && !(handle & 7) && allocation->magic == ALLOCATION_MAGIC && allocation->handles ? allocation : NULL;
+    return handle > 4096 && !(handle & 7) && allocation->magic == ALLOCATION_MAGIC && allocation->handles ? allocation
+        : NULL;
 }
 
 static void drop_if_last(struct allocation *allocation)
@@ -72,9 +75,11 @@ static struct allocation *allocation_new(uint64_t size)
 
 /* ---- addresses ---- */
 
-API cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags);
+API cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr hint,
+                        unsigned long long flags);
 API cuMemAddressFree(CUdeviceptr pointer, size_t size);
-API cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option);
+API cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                  CUmemAllocationGranularity_flags option);
 
 API cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags)
 {
@@ -83,7 +88,8 @@ API cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUd
         return CUDA_ERROR_INVALID_VALUE;
     if (alignment < GRANULARITY)
         alignment = GRANULARITY;
-    uint8_t *at = mmap((void *)(uintptr_t)hint, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *at =
+        mmap((void *)(uintptr_t)hint, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t start = ((uintptr_t)at + alignment - 1) & ~(uint64_t)(alignment - 1);
@@ -127,7 +133,8 @@ API cuMemAddressFree(CUdeviceptr pointer, size_t size)
     return result;
 }
 
-API cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)
+API cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                  CUmemAllocationGranularity_flags option)
 {
     CHECK_INIT();
     if (!granularity || !prop || (unsigned)option > 1)
@@ -138,12 +145,14 @@ API cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp
 
 /* ---- physical memory ---- */
 
-API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags);
+API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                unsigned long long flags);
 API cuMemRelease(CUmemGenericAllocationHandle handle);
 API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address);
 API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle);
 
-API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop, unsigned long long flags)
+API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                unsigned long long flags)
 {
     CHECK_INIT();
     if (!handle || !prop || !size || size % GRANULARITY || flags || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
@@ -154,7 +163,8 @@ API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAl
     struct gpu *gpu = device ? gpu_of(prop->location.id) : NULL;
     if (device && !gpu)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (prop->location.type == CU_MEM_LOCATION_TYPE_INVALID || prop->location.type > CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+    if (prop->location.type == CU_MEM_LOCATION_TYPE_INVALID ||
+        prop->location.type > CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&api_lock);
@@ -221,7 +231,8 @@ API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGener
 
 /* ---- mapping ---- */
 
-API cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
+API cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+             unsigned long long flags);
 API cuMemUnmap(CUdeviceptr pointer, size_t size);
 API cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *desc, size_t count);
 API cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer);
@@ -250,7 +261,8 @@ static CUresult map_block(CUdeviceptr pointer, size_t size, size_t offset, struc
     return CUDA_SUCCESS;
 }
 
-API cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+API cuMemMap(CUdeviceptr pointer, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+             unsigned long long flags)
 {
     CHECK_INIT();
     if (!size || size % GRANULARITY || pointer % GRANULARITY || offset || flags)
@@ -283,7 +295,8 @@ API cuMemUnmap(CUdeviceptr pointer, size_t size)
         struct block *block = block_find(at);
         struct allocation *allocation = block->allocation;
         queue_wait_all(&block->gpu->queue);
-        mmap((void *)(uintptr_t)at, block->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+        mmap((void *)(uintptr_t)at, block->size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
+             -1, 0);
         at += block->size;
         block_remove(block);
         allocation->mappings--;
@@ -328,7 +341,8 @@ API cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUd
     struct block *block = block_find(pointer);
     bool found = block && block->kind == BLOCK_MAPPING;
     if (found)
-        *flags = location->type == CU_MEM_LOCATION_TYPE_DEVICE && gpu_of(location->id) == block->gpu ? block->access : 0;
+        *flags = location->type == CU_MEM_LOCATION_TYPE_DEVICE && gpu_of(location->id) == block->gpu ? block->access
+            : 0;
     pthread_mutex_unlock(&api_lock);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -61,7 +61,8 @@ API nvmlInitWithFlags(unsigned int flags)
         struct sim_gpu conf[SIM_GPUS];
         int count = sim_conf(conf);
         for (int i = 0; i < count; i++)
-            devices[i] = (struct nvmlDevice_st){.conf = conf[i], .index = (unsigned)i, .map = {.alive = -1, .slot = -1}};
+            devices[i] =
+                (struct nvmlDevice_st){.conf = conf[i], .index = (unsigned)i, .map = {.alive = -1, .slot = -1}};
         if (count > 0)
             device_count = (unsigned)count;
         else
@@ -230,7 +231,8 @@ API nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
-static nvmlReturn_t find(bool (*same)(const struct nvmlDevice_st *, const void *), const void *what, nvmlDevice_t *device)
+static nvmlReturn_t find(bool (*same)(const struct nvmlDevice_st *, const void *), const void *what,
+                         nvmlDevice_t *device)
 {
     TRY(ready(device));
     if (!what)

@@ -24,7 +24,8 @@ API nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
     if (memory->version != NVML_MEMORY_V2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     TRY(nvmlDeviceGetMemoryInfo(device, &plain));
-    *memory = (nvmlMemory_v2_t){.version = NVML_MEMORY_V2, .total = plain.total, .free = plain.free, .used = plain.used};
+    *memory =
+        (nvmlMemory_v2_t){.version = NVML_MEMORY_V2, .total = plain.total, .free = plain.free, .used = plain.used};
     return NVML_SUCCESS;
 }
 
@@ -173,7 +174,9 @@ API nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationS
     if (n > room || !samples)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned int i = 0; i < n; i++)
-        samples[i] = (nvmlProcessUtilizationSample_t){.pid = list[i].pid, .timeStamp = list[i].timeStamp, .smUtil = list[i].smUtil};
+        samples[i] =
+            (nvmlProcessUtilizationSample_t){.pid = list[i].pid, .timeStamp = list[i].timeStamp, .smUtil =
+                                             list[i].smUtil};
     return NVML_SUCCESS;
 }
 

@@ -1,4 +1,5 @@
-/* conf.c: which GPUs are simulated. No sscanf or strtoul: newer C libraries bind those to versions that old images lack. */
+/* conf.c: which GPUs are simulated. No sscanf or strtoul: newer C libraries bind those to versions that old images
+ * lack. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

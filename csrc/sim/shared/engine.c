@@ -18,7 +18,8 @@ static void finish(struct sim_proc *proc, struct sim_channel *channel, struct si
 }
 
 /* Whether the head of the channel is done at `now`. Lowers *next to when it may be, where time alone will tell. */
-static bool settle_head(struct sim_proc *proc, struct sim_channel *channel, struct sim_op *op, uint64_t now, uint64_t *next)
+static bool settle_head(struct sim_proc *proc, struct sim_channel *channel, struct sim_op *op, uint64_t now,
+                        uint64_t *next)
 {
     if (op->queued_ns > now) { /* somebody advanced while it was on its way */
         if (op->queued_ns < *next)
@@ -87,7 +88,7 @@ static struct ready settle(struct sim_proc *proc, uint64_t now, uint64_t *next)
             continue;
         bool better = !best || (best->start_ns == 0 && op->start_ns != 0);
         if (best && best->start_ns == 0 && op->start_ns == 0) {
-            int32_t mine = channel->priority, its = proc->channel[ready.channel].priority;
+            int32_t mine = load_relaxed(&channel->priority), its = load_relaxed(&proc->channel[ready.channel].priority);
             better = mine < its || (mine == its && op->order < best->order);
         }
         if (better) {
@@ -215,7 +216,7 @@ void sim_open_gate(struct sim_map *map, uint32_t c, uint64_t now)
     struct sim_proc *proc = &map->state->proc[map->slot];
     struct sim_channel *channel = &proc->channel[c];
     struct sim_op *op = op_at(channel, channel->head);
-    if (channel->head < channel->tail && op->kind == SIM_GATE)
+    if (channel->head < load_acquire(&channel->tail) && op->kind == SIM_GATE)
         finish(proc, channel, op, now < map->state->now_ns ? map->state->now_ns : now);
 }
 

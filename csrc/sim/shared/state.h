@@ -5,32 +5,37 @@
  *   gpu-UUID.state    struct sim_state, sparse, made by whoever comes first
  *   gpu-UUID.alive    a process holds a POSIX record lock on byte `slot` of it for as long as it lives
  *
- * ---- What is simulated ----
- * Time. A discrete-event simulation, advanced lazily: whoever looks, under `mutex`, moves `now_ns` up to the present, and
- * nobody needs to look for the rest to be right. All stamps are exact device time (CLOCK_MONOTONIC nanoseconds), however
- * late they are looked at.
+ * ---- Time ----
+ * A discrete-event simulation, advanced lazily: whoever looks, under `mutex`, moves `now_ns` up to the present, and
+ * nobody needs to look for the rest to be right. All stamps are exact device time (CLOCK_MONOTONIC nanoseconds),
+ * however late they are looked at.
  *   - Each process has SIM_CHANNELS queues of SIM_DEPTH operations, each in order. A full queue blocks the launch.
- *   - One engine. Processes with a kernel ready take turns of SIM_TURN_NS, round robin, a kernel being preempted at the end
- *     of a turn and resumed in the next; the turn of a process that runs dry ends at once, and goes on while nobody else is ready. Switching
- *     costs nothing (the real thing: tens of microseconds).
- *   - Inside a process kernels run one at a time to their end, higher stream priority first, then in order of submission. (The real
- *     thing may overlap them; then it shares the same engine, so the sum of their device time is what it is here.)
+ *   - One engine. Processes with a kernel ready take turns of SIM_TURN_NS, round robin; a kernel is preempted at the
+ *     end of a turn and resumed in the next. The turn of a process that runs dry ends at once; while nobody else is
+ *     ready it goes on. Switching costs nothing (the real thing: tens of microseconds).
+ *   - Inside a process kernels run one at a time to their end, higher stream priority first, then in order of
+ *     submission. (The real thing may overlap them; they share the same engine there, so the sum is what it is here.)
  *   - Copies take their time beside the engine, without contention, and count as no device time. Memset is a kernel.
  *   - A gate (a host function) holds its queue until the owner says so.
- * Memory. Sizes only: each process's bytes are in its slot; the bytes themselves are the owner's host memory.
+ *
+ * ---- Memory ----
+ * Sizes only: how many bytes each process has is in its slot; the bytes themselves are the owner's host memory.
  *
  * ---- Dying ----
- * `mutex` is robust. Whatever is written under it is written so that a stop after any store leaves a state that repair()
- * makes sound: head and tail are single words, a stamp is written before the head that publishes it, and there are no
- * sums that must agree (the memory in use is added up when asked for). A slot whose lock is gone is emptied by the next
- * who looks at it: before giving it a turn (at most every SIM_LOOK_NS), before saying out of memory, and for NVML.
- * SIGSTOP inside the critical section (some hundred nanoseconds, in looking and allocating; launching takes no lock) does
- * stall the other processes until SIGCONT.
+ * `mutex` is robust. Whatever is written under it is written so that a stop after any store leaves a state that
+ * repair() makes sound: head and tail are single words, a stamp is written before the head that publishes it, and there
+ * are no sums that must agree (the memory in use is added up when asked for). A slot whose lock is gone is emptied by
+ * the next who looks at it: before giving it a turn (at most every SIM_LOOK_NS), before saying out of memory, and for
+ * NVML. SIGSTOP inside the critical section (some hundred nanoseconds, when looking and allocating; launching takes no
+ * lock) does stall the other processes until SIGCONT.
+ * Whoever closes any descriptor of the .alive file drops all locks of his process on it: so POSIX has it. That is why
+ * nothing here ever closes one, and why a program that closes all its descriptors looks dead.
  *
  * ---- Reading it from outside (tests, benchmarks) ----
- * Fixed offsets, checked below. Map it read-only. busy_ns is as of now_ns; any NVML call on the device brings it up to date.
+ * Fixed offsets, checked below. Map it read-only. busy_ns is as of now_ns: any NVML call that asks after memory,
+ * processes or utilization brings it up to date.
  *   state:  0 magic, 4 version, 8 now_ns, 16 busy_ns (all processes since the file was made), 24 total memory,
- *           32 slots ever used, 36 bytes of header, 40 bytes a slot
+ *           32 slots ever used (4 bytes), 36 bytes of header (4), 40 bytes a slot (4)
  *   slot:   0 state (0 free, 1 live, 2 dead), 4 pid (as the process counts itself), 8 busy_ns, 16 memory in use,
  *           24 operations queued so far, 32 operations completed so far
  */
