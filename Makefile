@@ -9,9 +9,11 @@ HAVE   := command -v gcc >/dev/null && command -v readelf >/dev/null && pkg-conf
           $(PYTHON) -c 'import ensurepip, os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 CODE   := pyproject.toml build_ffi.py $(shell find csrc -type f -not -name '*.pyc')
 FRAMEWORKS := .venv-frameworks
-FRAMEWORK_PACKAGES := 'numba-cuda==0.30.4' cuda-bindings 'nvidia-nvvm==13.*' 'nvidia-cuda-nvrtc==13.*'
+# all that numba-cuda looks for beside the driver; numpy 2.5 has no row_stack, which this numba-cuda asks for
+FRAMEWORK_PACKAGES := 'numba-cuda==0.30.4' cuda-bindings 'numpy<2.5' \
+                      'nvidia-nvvm==13.*' 'nvidia-cuda-nvrtc==13.*' 'nvidia-cuda-runtime==13.*'
 
-.PHONY: demo test bench lint types check wheel test-frameworks gpu-check deps clean
+.PHONY: demo test bench lint types wheel test-frameworks deps clean
 
 demo: $(VENV)/.ready $(VENV)/.demo
 	$(BIN)/python demo/demo.py
@@ -38,7 +40,8 @@ test-frameworks: $(VENV)/.dev $(FRAMEWORKS)/.ready
 		tests/e2e/test_frameworks_under_quota.py
 
 deps:
-	@$(HAVE) || { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(APT); }
+	@$(HAVE) || { test "$$(id -u)" = 0 || { echo "make: packages are missing; run this as root, or have installed: $(APT)" >&2; \
+		exit 1; }; apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(APT); }
 
 $(VENV)/.venv: | deps
 	$(PYTHON) -m venv $(VENV)

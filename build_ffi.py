@@ -65,7 +65,7 @@ def generated() -> Path:
 def build_gate(out: Path) -> None:
     ffibuilder = FFI()
     ffibuilder.cdef((ROOT / "csrc/gate/gate.cdef").read_text())
-    ffibuilder.set_source("cgpusched._gate", '#include "core.h"\n#include "server.h"')
+    ffibuilder.set_source("cgpusched._gate", '#include "core.h"\n#include "gang.h"\n#include "server.h"')
     gate_c = ROOT / "build" / "_gate.c"
     gate_c.parent.mkdir(exist_ok=True)
     ffibuilder.emit_c_code(str(gate_c))

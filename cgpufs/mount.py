@@ -17,6 +17,7 @@ Two things of pyfuse3 3.5 are worked around here:
 * terminate() may throw away a request just read; serve() is stopped by cancelling it instead.
 """
 
+import contextlib
 import ctypes
 import errno
 import logging
@@ -25,6 +26,7 @@ import re
 import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ import trio
 
 from cgpufs.ops import Operations
 from cgpusched.errors import UserError
+from cgpusched.fields import pairs
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ _OPCODE_INIT = 26
 _READ_BYTES = 135168  # below 8 KiB the kernel refuses to be read
 _NOTIFY_RESEND = struct.pack("<IiQ", 16, 7, 0)  # fuse_out_header with unique 0: a notification, its code as the error
 _INIT_WAIT_MS = 5000
+PROBE_SECONDS = 1.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -85,8 +89,34 @@ def detach_stale(path: Path) -> int:
     while (point := _top(path)) is not None and point.fstype == FSTYPE:
         _umount(path)
         count += 1
-        log.warning("event=stale_mount_detached path=%s device=%s", path, point.device)
+        log.warning("stale mount detached %s", pairs(path=path, device=point.device))
     return count
+
+
+def _check_free(path: Path) -> None:
+    """UserError where a mount of somebody else's, or a tree that a living cgpud serves, is on top."""
+    point = _top(path)
+    if point is None:
+        return
+    if point.fstype != FSTYPE:
+        raise UserError(f"cannot mount the tree on {path}: something else is mounted there (type {point.fstype})")
+    if _answers(path):
+        raise UserError(f"cannot mount the tree on {path}: another cgpud serves its tree there")
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody serves the tree at ``path``. A dead one fails at once; a kept one that nobody reads hangs."""
+    found: list[os.stat_result] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            found.append(os.stat(path / "version"))
+
+    # A thread of its own, and one that does not hold up our end: where nobody answers it waits until the mount goes.
+    thread = threading.Thread(target=look, name="probe", daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return bool(found)
 
 
 def _umount(path: Path) -> None:
@@ -125,10 +155,12 @@ class Mount:
     def create(cls, path: Path | str, *, read_only: bool = False) -> "Mount":
         """Mounts a tree at ``path`` (made if it is missing); a dead predecessor's there is detached first.
 
-        Needs CAP_SYS_ADMIN. Raises UserError with one line if it cannot be done. Requests wait until serve().
+        Needs CAP_SYS_ADMIN. Raises UserError with one line if it cannot be done, or would hide what somebody else has
+        mounted there. May take PROBE_SECONDS. Requests wait until serve().
         """
         where = _resolved(Path(path))
         try:
+            _check_free(where)
             detach_stale(where)
             where.mkdir(parents=True, exist_ok=True)
             if where.is_symlink():
@@ -220,7 +252,7 @@ class Mount:
                 await answered.wait()
                 # Not before: INIT itself would be sent again, answered EIO, and the mount be refused for ever.
                 if resend and not self.resend():
-                    log.warning("event=no_resend path=%s reason=%r", self.path, "kernel before 6.9")
+                    log.warning("requests not repeated %s", pairs(path=self.path, reason="kernel before 6.9"))
                 task_status.started()
         except* Unmounted:
             gone = True
@@ -253,7 +285,7 @@ class Mount:
         if point is not None and point.device == self.device:
             _umount(self.path)
         elif point is not None:
-            log.warning("event=not_unmounted path=%s reason=%r", self.path, "something else is mounted over it")
+            log.warning("not unmounted %s", pairs(path=self.path, reason="something else is mounted over it"))
         self.close()
 
 

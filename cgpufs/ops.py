@@ -22,6 +22,7 @@ from pyfuse3 import (
 )
 
 from cgpufs.tree import Attributes, Tree, TreeError
+from cgpusched.fields import pairs
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def _answered(handler: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Corou
         except FUSEError:
             raise
         except Exception:
-            log.exception("bug handler=%s error=EIO", handler.__name__)
+            log.exception("bug %s", pairs(handler=handler.__name__, errno="EIO"))
             raise FUSEError(errno.EIO) from None
 
     return wrapper

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from cgpufs.nodes import BY_LEVEL, HOST, At, Backend, Level, Node, View
 from cgpufs.parse import MAX_COMMAND
 from cgpusched.errors import CommandError, UserError
-from cgpusched.units import show
+from cgpusched.fields import pairs
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ _HASH_MASK = (1 << _HASH_BITS) - 1
 _INODE_MARK = 1 << 60  # keeps clear of ROOT_INODE
 _GENERATIONS = 1 << (64 - _HASH_BITS)
 _SNAPSHOT_BYTES = 8 << 20  # of all snapshots together; the oldest go first, and their next read takes a fresh one
+_SNAPSHOT_OVERHEAD = 256  # of each: its object and its place in the table. Anybody may hold many files of 2 bytes open
 
 
 class TreeError(Exception):
@@ -183,8 +184,8 @@ class Tree:
                 raise UserError(f"the text is too long: one command of at most {MAX_COMMAND} bytes")
             command = entry.node.write(self._at(entry), data)
         except UserError as error:
-            value = show(data[:80].decode("latin-1"))
-            log.warning('refused node=%s value=%s error=EINVAL allowed="%s"', self._path(entry), value, error)
+            value = data[:60].decode("latin-1")
+            log.warning("refused %s", pairs(node=self._path(entry), value=value, errno="EINVAL", reason=error))
             raise TreeError(errno.EINVAL) from None
         try:
             self.backend.apply(command)
@@ -194,7 +195,7 @@ class Tree:
 
     def release(self, handle: int) -> None:
         self._overlong.discard(handle)
-        self._snapshot_bytes -= len(self._snapshots.pop(handle, b""))
+        self._drop(handle)
 
     # Inside
 
@@ -211,10 +212,16 @@ class Tree:
         return entry.node.render(self._at(entry))
 
     def _keep(self, handle: int, snapshot: bytes) -> None:
-        self._snapshot_bytes += len(snapshot) - len(self._snapshots.pop(handle, b""))
+        self._drop(handle)
         self._snapshots[handle] = snapshot
+        self._snapshot_bytes += len(snapshot) + _SNAPSHOT_OVERHEAD
         while self._snapshot_bytes > _SNAPSHOT_BYTES:
-            self._snapshot_bytes -= len(self._snapshots.pop(next(iter(self._snapshots))))
+            self._drop(next(iter(self._snapshots)))
+
+    def _drop(self, handle: int) -> None:
+        snapshot = self._snapshots.pop(handle, None)
+        if snapshot is not None:
+            self._snapshot_bytes -= len(snapshot) + _SNAPSHOT_OVERHEAD
 
     def _attributes(self, entry: _Entry) -> Attributes:
         if entry.node is not None:

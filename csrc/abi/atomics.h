@@ -13,6 +13,15 @@
 #define fence_seq_cst()     __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define compiler_barrier()  __atomic_signal_fence(__ATOMIC_SEQ_CST)
 
+static inline void cpu_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    compiler_barrier();
+#endif
+}
+
 static inline uint64_t now_ns(void)
 {
     struct timespec t;

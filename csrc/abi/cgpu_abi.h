@@ -67,26 +67,29 @@ struct cgpu_ctl { /* 1 page; the daemon writes all of it */
     uint64_t deadline_ns;         /* when this turn should end; 0 = nobody else wants the device. Valid for `grant` if
                                      `grant` is the same before and after reading it */
     uint32_t flags;               /* CTL_* */
-    uint32_t pad1[11];
+    uint32_t pad1;
+    uint64_t start_ns;            /* when the turn before is predicted to have drained: the first submission under `grant`
+                                     waits for it. 0 = nothing is in the way. Written before `grant` */
+    uint64_t pad2[4];
     /* line 2 (128): memory */
     _Alignas(64) uint64_t mem_limit;
     uint64_t mem_other;           /* in use but invisible to hooks (contexts, modules), from NVML; counts against the limit */
     uint64_t dead_seq;            /* raised whenever a slot_gen below was cleared */
     uint64_t mem_total;           /* the card's */
-    uint64_t pad2[4];
+    uint64_t pad3[4];
     /* line 3 (192): tuning */
     _Alignas(64) uint32_t span_ns; /* an event is recorded about every span of device time */
     uint32_t window;              /* at most so many unfinished spans in flight */
     uint32_t overlap_ns;          /* how early `acked` may come */
     uint32_t grace_ns;            /* idle this long after the last synchronise: let go */
-    uint32_t pad3[12];
+    uint32_t pad4[12];
     /* line 4 (256): life */
     _Alignas(64) uint64_t heartbeat_ns;
     uint64_t busy_ns;             /* device time charged to this instance so far (NVML utilization inside) */
-    uint64_t pad4[6];
+    uint64_t pad5[6];
     /* 320: owner generation of each slot; 0 = nobody's. A slot is live iff slot.gen == slot_gen[i] != 0 */
     _Alignas(64) uint32_t slot_gen[CGPU_SLOTS];
-    uint8_t  pad5[4096 - 320 - 4 * CGPU_SLOTS];
+    uint8_t  pad6[4096 - 320 - 4 * CGPU_SLOTS];
 };
 
 struct cgpu_slot { /* 256 bytes; one process on one GPU; written by that process alone, but for mem_used */
@@ -102,7 +105,7 @@ struct cgpu_slot { /* 256 bytes; one process on one GPU; written by that process
     uint32_t pad1;
     uint64_t inflight_ns;         /* predicted remaining device time at release, 0 = unknown; only lengthens patience */
     uint64_t first_ns;            /* first launch after opened: information */
-    uint64_t pad2;
+    uint64_t end_ns;              /* with `acked`: when the rest is predicted to end; with `drained`: when it did */
     /* line 2 (128): memory, under the ledger mutex */
     _Alignas(64) uint64_t mem_used;
     uint64_t mem_peak;
@@ -165,6 +168,7 @@ struct cgpu_welcome {
 
 _Static_assert(sizeof(struct cgpu_ctl) == 4096, "control page");
 _Static_assert(offsetof(struct cgpu_ctl, grant) == 64, "grant");
+_Static_assert(offsetof(struct cgpu_ctl, start_ns) == 88, "start_ns");
 _Static_assert(offsetof(struct cgpu_ctl, mem_limit) == 128, "mem_limit");
 _Static_assert(offsetof(struct cgpu_ctl, span_ns) == 192, "span_ns");
 _Static_assert(offsetof(struct cgpu_ctl, heartbeat_ns) == 256, "heartbeat_ns");

@@ -91,6 +91,17 @@ typedef struct {
 typedef struct { unsigned int version, mode, numProcArrayEntries; nvmlProcessDetail_v1_t *procArray; }
     nvmlProcessDetailList_t;
 
+typedef struct {
+    unsigned int sessionId, pid, vgpuInstance;
+    int codecType;
+    unsigned int hResolution, vResolution, averageFps, averageLatency;
+} nvmlEncoderSessionInfo_t;
+typedef struct {
+    unsigned int sessionId, pid, vgpuInstance, displayOrdinal;
+    int sessionType;
+    unsigned int sessionFlags, hMaxResolution, vMaxResolution, hResolution, vResolution, averageFPS, averageLatency;
+} nvmlFBCSessionInfo_t;
+
 typedef struct { unsigned int gpu, memory; } nvmlUtilization_t; /* percent */
 typedef struct { unsigned int pid; unsigned long long timeStamp; unsigned int smUtil, memUtil, encUtil, decUtil; }
     nvmlProcessUtilizationSample_t; /* microseconds since the epoch, percent */

@@ -25,12 +25,23 @@
 #include "client.h"
 #include "hook.h"
 #include "internal.h"
+#include "stall.h"
 
 #define MARK_SPINS      200
 #define MARK_NAP_NS     50000u
 #define MARK_PATIENCE_NS 2000000000ull
+/* After its predicted end, work is waited for so long and then called done, and counted as dirty. What it waits for may be
+ * a thread of ours at the closed gate (stall.h), and the daemon grants nothing to who has not drained. */
+#define DRAIN_PATIENCE_NS 10000000000ull
+#define STALL_PATIENCE_NS 250000000ull
 #define LOOK_NS         250000u
 #define LOOK_NEAR_NS    20000u
+#define GUARD_NS        3000u    /* a prediction's error: our successor is rather late than early */
+#define ASIDE_NS        50000u   /* a look later than the predicted end, which is when our successor needs its core */
+#define LAST_LOOKS_NS   1000000u /* so long before the end of a turn: is it full? */
+#define BLURRED_LOOK_NS 50000u
+#define OVERDUE_BLURS   4
+#define BLUR_MAX_NS     4000000u /* about two of a device's time slices; forgotten in some 50 turns */
 #define BUSY_LOOK_NS    1000000u /* is it idle? only while it holds the gate and others want the device */
 #define BEAT_LOOK_NS    100000000u
 #define REJOIN_MIN_NS   50000000ull
@@ -74,8 +85,8 @@ static uint64_t step_held(struct gate *g, uint64_t now)
     uint64_t deadline = gate_deadline(g, word);
     if (deadline == 0)
         return NEVER; /* nobody waits; the daemon pokes us when somebody does */
-    if (now >= deadline)
-        return begin(g, GATE_DEADLINE, now);
+    if (now >= deadline || (now + LAST_LOOKS_NS >= deadline && streams_turn_is_full(g, now, deadline)))
+        return begin(g, GATE_DEADLINE, now); /* a launcher that waits for its work cannot, and it would be late afterwards */
     uint64_t submitted = streams_submitted(g), next = now + BUSY_LOOK_NS;
     bool hint = __atomic_exchange_n(&g->idle_hint, 0, __ATOMIC_ACQ_REL) != 0;
     if (submitted != g->idle_sum && !hint) {
@@ -83,8 +94,9 @@ static uint64_t step_held(struct gate *g, uint64_t now)
         g->idle_since = 0;
     } else if (streams_quiet(g, now)) {
         if (submitted != g->idle_sum || g->idle_since == 0) {
+            uint64_t start = gate_start(g, word);
             g->idle_sum = submitted;
-            g->idle_since = now;
+            g->idle_since = start > now ? start : now;
         }
         uint64_t idle_at = g->idle_since + load_relaxed(&g->ctl->grace_ns);
         if (now >= idle_at)
@@ -94,7 +106,8 @@ static uint64_t step_held(struct gate *g, uint64_t now)
         g->idle_sum = submitted;
         g->idle_since = 0;
     }
-    return min_u64(next, deadline);
+    uint64_t last = now + LAST_LOOKS_NS < deadline ? deadline - LAST_LOOKS_NS : now + LAST_LOOKS_NS / 3;
+    return min_u64(min_u64(next, last), deadline);
 }
 
 static bool marks_clear(struct gate *g)
@@ -128,38 +141,79 @@ static uint64_t step_closing(struct gate *g, uint64_t now)
     return now;
 }
 
+/* What should have ended at `end` has not, long after that and after it began to let go or acknowledged. */
+static bool is_stuck(const struct gate *g, uint64_t now, uint64_t end)
+{
+    uint64_t since = g->foreseen_ns > g->closing_ns ? g->foreseen_ns : g->closing_ns;
+    return g->slot && end <= now + STREAMS_UNKNOWN_NS &&
+           now > since + (stall_is_possible() ? STALL_PATIENCE_NS : DRAIN_PATIENCE_NS);
+}
+
+/* All of it ended at `end`. Work that ends later than foreseen, as where a stream's kernels differ in length, must not be
+ * acknowledged early: a device that shares its time lets our successor cut in, and we would pay for that. */
+static void foresight(struct gate *g, uint64_t end)
+{
+    uint64_t late = g->foreseen_ns && end > g->foreseen_ns ? end - g->foreseen_ns : 0;
+    if (late > BLUR_MAX_NS)
+        late = BLUR_MAX_NS;
+    g->blur_ns = late > g->blur_ns ? late : g->blur_ns - g->blur_ns / 16;
+    g->foreseen_ns = 0;
+}
+
+/* A bad prediction must not cost a core. */
+static uint64_t look_again(const struct gate *g, uint64_t now)
+{
+    uint64_t late = g->foreseen_ns && now > g->foreseen_ns ? (now - g->foreseen_ns) / 8 : 0;
+    return late < LOOK_NEAR_NS ? LOOK_NEAR_NS : min_u64(late, LOOK_NS);
+}
+
 static uint64_t step_draining(struct gate *g, uint64_t now)
 {
     uint64_t end = 0, word, next = NEVER;
     bool drained = streams_drained(g, now, &end), ring = false;
     now = now_ns();
+    if (!drained && is_stuck(g, now, end)) {
+        fetch_add(&g->slot->dirty, 1);
+        streams_abandon(g);
+        drained = true;
+    }
     uint64_t overlap = load_relaxed(&g->ctl->overlap_ns);
+    bool near = end <= now + overlap;
+    if (drained)
+        foresight(g, end);
+    else if (near && !g->foreseen_ns)
+        g->foreseen_ns = end;
+    if (near && g->blur_ns > overlap) /* then only when it is long overdue: whatever it waits for may be behind our own gate */
+        near = now > g->foreseen_ns + OVERDUE_BLURS * g->blur_ns;
     hook_lock_take(&g->lock);
     struct cgpu_slot *slot = g->slot;
     word = g->word;
     if (g->state == GATE_DRAINING && slot) { /* else a launcher accepted the next word meanwhile, or a new daemon came */
         bool acked = load_relaxed(&slot->acked) == word;
         bool soft = load_relaxed(&g->ctl->flags) & CTL_NODRAIN;
-        if (!acked && (drained || soft || end <= now + overlap)) {
+        if (!acked && (drained || soft || near)) {
             store_relaxed(&slot->inflight_ns, drained || end <= now ? 0 : end - now);
+            store_relaxed(&slot->end_ns, end + GUARD_NS);
             if (g->reason == GATE_IDLE)
                 store_relaxed(&slot->idle, word);
             store_release(&slot->acked, word);
             acked = ring = true;
             g->closing_ns = now; /* from here on: when it was acknowledged */
         } else if (!acked) {
-            store_relaxed(&slot->inflight_ns, end - now);
+            store_relaxed(&slot->inflight_ns, end > now ? end - now : 0);
         }
         if (drained) {
+            store_relaxed(&slot->end_ns, end);
             store_release(&slot->drained, word);
             g->state = GATE_CLOSED;
             ring = true;
         } else if (acked) {
-            uint64_t late = now > end ? (now - end) / 8 : 0; /* a bad prediction must not cost a core */
-            next = now + (soft ? LOOK_NS : late < LOOK_NEAR_NS ? LOOK_NEAR_NS : min_u64(late, LOOK_NS));
+            next = now + (soft ? LOOK_NS : look_again(g, now));
+            if (next < end + ASIDE_NS)
+                next = min_u64(end + ASIDE_NS, now + LOOK_NS);
         } else {
-            uint64_t wait = end - now - overlap;
-            next = now + (wait < LOOK_NEAR_NS ? LOOK_NEAR_NS : min_u64(wait, LOOK_NS));
+            uint64_t wait = end > now + overlap ? end - now - overlap : 0;
+            next = now + (wait < LOOK_NEAR_NS ? look_again(g, now) : min_u64(wait, g->blur_ns > overlap ? BLURRED_LOOK_NS : LOOK_NS));
         }
     }
     hook_lock_drop(&g->lock);
@@ -232,15 +286,17 @@ static void *agent(void *unused)
         uint64_t now = now_ns(), left = next > now ? next - now : 0;
         struct timespec timeout = {.tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u)};
         int fd = gate_socket();
-        struct pollfd polls[2] = {{.fd = gate_agent_fd(), .events = POLLIN}, {.fd = fd, .events = POLLIN}};
-        if (ppoll(polls, 2, next == NEVER ? NULL : &timeout, NULL) <= 0)
+        struct pollfd polls[3] = {{.fd = gate_agent_fd(), .events = POLLIN}, {.fd = gate_kick_fd(), .events = POLLIN},
+                                  {.fd = fd, .events = POLLIN}};
+        if (ppoll(polls, 3, next == NEVER ? NULL : &timeout, NULL) <= 0)
             continue;
         uint64_t rings;
-        if (polls[0].revents & POLLIN) {
-            ssize_t n = read(polls[0].fd, &rings, sizeof rings);
-            (void)n;
-        }
-        if (polls[1].revents)
+        for (int i = 0; i < 2; i++)
+            if (polls[i].revents & POLLIN) {
+                ssize_t n = read(polls[i].fd, &rings, sizeof rings);
+                (void)n;
+            }
+        if (polls[2].revents)
             look_at_socket(fd);
         if ((polls[0].revents & ~POLLIN) && gate_socket() >= 0) /* closed under us: get a new one */
             gate_disconnected();

@@ -3,9 +3,12 @@
  * gate_enter()/gate_leave() bracket every submission. The open path is a load of the grant word and a mark of this thread's
  * own: no lock prefix, no clock, no shared store. Everything else is out of line:
  *
- *   client.c   joining, the pages, the threads, opening the gate and waiting for it
- *   agent.c    the thread that lets go of a grant: marks, early and second acknowledgement, idleness, deadlines, rejoining
- *   streams.c  what each thread has submitted to each stream, by which the agent knows what is still in flight
+ *   offer.c     asks the daemon; joining.c takes what it gives: pages, descriptors
+ *   threads.c   the launching threads, their marks, fork
+ *   waiting.c   opening the gate, waiting for it, letting go of it
+ *   agent.c     the thread that lets go of a grant: marks, early and second acknowledgement, idleness, deadlines, rejoining
+ *   streams.c   what each thread submits to which stream, in lanes (lanes.h); spans.c: the events between batches of it;
+ *               learning.c: how long a submission takes; draining.c: what of all that is still in flight, for the agent
  *
  * Who may write what: `accept`, `state`, `word`, `refused` and `orphan` under gate.lock (a few instructions, never around a
  * system call that waits). A lane and what a thread caches of it under gate.work, which may be held around driver calls but
@@ -39,7 +42,7 @@ struct gate {
     int bell;                      /* eventfd towards the daemon */
     int index;                     /* 0 .. gate_count() - 1 */
 
-    /* ---- from here on: client.c, agent.c and streams.c only ---- */
+    /* ---- from here on: csrc/client only ---- */
     _Alignas(64) struct hook_lock lock;
     enum gate_state state;
     enum gate_reason reason;       /* of the release under way */
@@ -50,12 +53,14 @@ struct gate {
     uint32_t filled_turn;          /* the last turn in which something was handed out (gate.work) */
     uint64_t opened_ns;            /* when `word` was accepted */
     uint64_t closing_ns;           /* when the release began */
-    uint64_t next_ns;              /* agent: when to look at this gate again */
+    uint64_t foreseen_ns;          /* agent: when the work in flight should have ended, as it seemed when that was near */
+    uint64_t blur_ns;              /* agent: by how much later it did end, of late */
     uint64_t idle_sum, idle_since; /* agent: submissions seen at, and time of, the last look that found all of it done */
     uint32_t idle_hint;            /* a synchronise returned, or an event was found done */
 
+    uint32_t held;                 /* submissions to several GPUs under way: a mark that any number of threads can set */
     struct hook_lock work;
-    struct lane *lanes;            /* streams.c */
+    struct lane *lanes;            /* lanes.h */
 };
 
 /* Per thread, on lines of its own. The first line is the launch's. */
@@ -67,7 +72,7 @@ struct gate_thread {
     struct gate *gate;
     uint64_t pad[4];
     struct lane *lane;             /* of `stream` */
-    struct lane *lanes;            /* this thread's, newest first (streams.c) */
+    struct lane *lanes;            /* this thread's, newest first (lanes.h) */
     void *context;                 /* current one, NULL: ask */
     uint32_t in_callback;          /* runs a host function: passes ungated */
     int32_t hinted_left;
@@ -103,7 +108,7 @@ static inline __attribute__((always_inline)) void gate_leave(struct gate_thread 
     store_release(&t->in, 0); /* the submission happens before the agent sees the mark go */
 }
 
-/* ---- client.c ---- */
+/* ---- joining.c, threads.c, waiting.c ---- */
 
 /* Joins through `socket_path`. 0 and the welcome, or -errno (then nothing changed). Waits up to two seconds while the socket's
  * folder is there but nobody answers. Starts the agent thread lazily, at the first submission. After fork() the child is not
@@ -117,13 +122,14 @@ struct gate *gate_of(int index);
  * Registered once by ledger.c. Old report pages stay mapped. */
 void gate_on_rejoin(void (*enter)(int index));
 
-/* The rest is for agent.c and streams.c. */
+/* The rest is for csrc/client. */
 
 /* One more attempt with the path and flags of gate_join(), not waiting for a socket that nobody listens on. */
 int gate_rejoin(void);
 int gate_socket(void);                        /* the connection, or -1 */
 void gate_disconnected(void);                 /* it has ended: close it */
-int gate_agent_fd(void);
+int gate_agent_fd(void);                      /* the daemon rings it */
+int gate_kick_fd(void);                       /* this process does */
 bool gate_has_membarrier(void);
 void gate_kick(void);                         /* wakes the agent */
 void gate_bell(const struct gate *g);         /* wakes the daemon */
@@ -143,6 +149,9 @@ bool gate_let_go(struct gate *g, uint64_t word, enum gate_reason reason);
 bool gate_daemon_silent(const struct gate *g, uint64_t now); /* its heartbeat is too old */
 /* When this turn should end; 0: nobody else wants the device, or the word is not `word` any more. */
 uint64_t gate_deadline(const struct gate *g, uint64_t word);
+
+/* When the work before ours is predicted to have drained; 0: nothing in the way, or the word is not `word` any more. */
+uint64_t gate_start(const struct gate *g, uint64_t word);
 
 /* ---- agent.c ---- */
 void agent_start(void);                       /* idempotent; for this process */

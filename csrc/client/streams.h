@@ -18,6 +18,11 @@ static inline void *stream_key_ptsz(CUstream stream) { return stream ? stream : 
 /* Like gate_enter(), for a graph of unknown length: it is measured, each executable graph by itself. */
 struct gate_thread *streams_enter_graph(CUgraphExec graph, void *stream);
 
+/* One submission to several GPUs, each by one of `count` streams: holds the gates of all of them at once. Gives how many are held,
+ * in held[]; streams_leave_many() lets them go. */
+unsigned streams_enter_many(void *const *streams, unsigned count, struct gate *held[CGPU_MAX_GPUS]);
+void streams_leave_many(struct gate *const *held, unsigned count);
+
 /* The calling thread's current context may have changed. */
 void gate_context_changed(void);
 /* `context` is about to be destroyed (call it before): forgets its streams and events. */

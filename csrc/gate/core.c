@@ -13,10 +13,11 @@ struct out {
 void core_tuning_default(struct core_tuning *t)
 {
     *t = (struct core_tuning){
-        .presume_ns = 400000, .overlap_ns = 0,
+        .presume_ns = 400000, .overlap_ns = 200000,
         .overdue_ns = 50000000, .overdue_cap_ns = 2000000000,
         .noshow_ns = 10000000, .backoff_cap_ns = 640000000,
-        .window_ns = 100000000, .resume_ns = 5000000, .margin_ns = 300000,
+        .window_ns = 100000000, .resume_ns = 5000000, .margin_ns = 500000, .excess_ns = 1000000,
+        .starve_ns = 5000000000, .retry_ns = 5000000000,
     };
 }
 
@@ -31,61 +32,77 @@ void core_init(struct core *c, const struct core_tuning *tuning, uint64_t now)
     c->plan.high_percent = 100;
     c->now = now;
     c->epoch = 1; /* the word of epoch 1, closed, is what a new page says */
-    c->holder = -1;
+    c->holder = c->reserved = -1;
     c->turn_over = true;
+    c->gang_end = CORE_NEVER;
 }
 
 /* ---- who wants the device ---- */
 
+static bool timely(const struct core *c, const struct core_entity *e, bool asks)
+{
+    return c->now >= e->backoff_ns && (asks || c->now < e->presume_ns);
+}
+
 bool core_wants(const struct core *c, uint32_t i)
 {
     const struct core_entity *e = &c->entity[i];
-    return e->alive && e->quantum && !(c->overdue >> i & 1) && c->now >= e->backoff_ns && (e->demand || c->now < e->presume_ns);
+    return e->alive && e->quantum && !(c->overdue >> i & 1) && timely(c, e, e->demand || c->called >> i & 1);
+}
+
+uint64_t core_wanting(const struct core *c, int class)
+{
+    uint64_t ours = c->member[class] & ~c->overdue, asking = c->asking | c->called;
+    uint64_t set = ours & asking & ~c->timed;
+    for (uint64_t some = ours & c->timed; some; some &= some - 1) {
+        uint32_t i = (uint32_t)__builtin_ctzll(some);
+        if (timely(c, &c->entity[i], asking >> i & 1))
+            set |= 1ull << i;
+    }
+    return set;
+}
+
+/* Forgets about presumptions and pauses that are over. */
+static void look_at_clock(struct core *c)
+{
+    for (uint64_t some = c->timed; some; some &= some - 1) {
+        uint32_t i = (uint32_t)__builtin_ctzll(some);
+        const struct core_entity *e = &c->entity[i];
+        if (e->phase == CORE_SHUT && c->now >= e->presume_ns && c->now >= e->backoff_ns)
+            c->timed &= ~(1ull << i);
+    }
 }
 
 static bool is_lower_active(const struct core *c)
 {
-    for (uint32_t k = 0; k < c->order_count[1]; k++) {
-        uint32_t i = c->order[1][k];
-        const struct core_entity *e = &c->entity[i];
-        if (core_wants(c, i) || (e->phase == CORE_OPEN && !resting(e)) || (e->phase == CORE_CLOSING && !e->idle))
+    if (core_wanting(c, 1))
+        return true;
+    for (uint32_t k = 0; k < c->line_count; k++) {
+        const struct core_entity *e = &c->entity[c->line[k]];
+        if (!e->high && e->quantum && ((e->phase == CORE_OPEN && !resting(e)) || (e->phase == CORE_CLOSING && !e->idle)))
             return true;
     }
     return false;
 }
 
-static uint64_t cap_limit(const struct core *c)
-{
-    uint64_t limit = c->tuning.window_ns / 100 * c->plan.high_percent;
-    return limit > c->tuning.margin_ns ? limit - c->tuning.margin_ns : 0;
-}
-
-/* How much room the window must have for this entity to begin: never a turn too short for one of its kernels. A kernel
- * longer than the whole percentage waits for an empty window. */
-static uint64_t room_needed(const struct core *c, const struct core_entity *e)
-{
-    uint64_t need = e->kernel_ns > c->tuning.resume_ns ? e->kernel_ns : c->tuning.resume_ns;
-    return earlier(need, cap_limit(c));
-}
-
-static bool high_ready(const struct core *c, uint32_t i, bool lower)
-{
-    const struct core_entity *e = &c->entity[i];
-    if (!core_wants(c, i))
-        return false;
-    return !lower || cap_used(&c->cap, c->now, c->tuning.window_ns) + room_needed(c, e) <= cap_limit(c);
-}
-
-/* Entities of a class that could be granted now, `but` excepted (-1 = nobody). */
+/* Entities of a class that could be granted now, `but` excepted (-1 = nobody). Who waits for its other GPUs is none. */
 static uint64_t ready_set(const struct core *c, int class, int but, bool lower)
 {
-    uint64_t set = 0;
-    for (uint32_t k = 0; k < c->order_count[class]; k++) {
-        uint32_t i = c->order[class][k];
-        if ((int)i != but && (class == 0 ? high_ready(c, i, lower) : core_wants(c, i)))
-            set |= 1ull << i;
-    }
+    uint64_t set = core_wanting(c, class) & ~(c->gang & c->due & ~c->pending);
+    if (but >= 0)
+        set &= ~(1ull << but);
+    if (class == 0 && lower)
+        for (uint64_t some = set; some; some &= some - 1) {
+            uint32_t i = (uint32_t)__builtin_ctzll(some);
+            if (high_begins(c, &c->entity[i]) > c->now)
+                set &= ~(1ull << i);
+        }
     return set;
+}
+
+bool core_high_busy(const struct core *c)
+{
+    return (c->holder >= 0 && c->entity[c->holder].high) || ready_set(c, 0, -1, c->lower_active);
 }
 
 /* ---- decisions ---- */
@@ -130,6 +147,9 @@ static void grant(struct core *c, uint32_t i)
     core_line_remove(c, i);
     e->phase = CORE_OPEN;
     e->epoch = ++c->epoch;
+    e->served = c->turns + 1;
+    e->high_at = c->high_ns;
+    c->returned &= ~(1ull << i);
     e->granted_ns = c->now;
     e->opened = e->holds = e->idle = e->released = e->stale = e->free = false;
     e->inflight_ns = 0;
@@ -192,19 +212,52 @@ static void pass_over(struct core *c, struct core_entity *e)
     e->backoff_ns = c->now + earlier(pause, c->tuning.backoff_cap_ns);
 }
 
+/* Why a turn ends whoever has it: true, or what the rest of must_close() says. */
+static bool turn_is_over(struct core *c, uint32_t i)
+{
+    const struct core_entity *e = &c->entity[i];
+    return !e->quantum || e->released || (e->stale && !c->contended) ||
+           (e->high && c->lower_active && high_ends(c) <= c->now) ||
+           (c->contended && core_at_front(c, i) && e->credit <= 0);
+}
+
+/* The same for an instance that has its turn on several GPUs: it ends on all of them when it ends on one, and nothing to run on
+ * one of them is no reason. */
+static bool must_close_gang(struct core *c, uint32_t i)
+{
+    struct core_entity *e = &c->entity[i];
+    if (!c->go && c->straggle != 2)
+        return true;
+    if (c->straggle == 2)
+        return !e->quantum || e->released || (e->opened && !e->holds) || (!e->opened && c->now >= e->open_by_ns) ||
+               c->now >= e->granted_ns + STRAGGLER_ENDS_NS;
+    if (turn_is_over(c, i) || c->now >= c->gang_end || (!e->high && ready_set(c, 0, -1, c->lower_active)))
+        return true;
+    if (!c->gang_rests || !has_rival(c, i))
+        return false;
+    if (!e->opened)
+        pass_over(c, e);
+    return true;
+}
+
 static bool must_close(struct core *c, uint32_t i)
 {
     struct core_entity *e = &c->entity[i];
+    if (c->reserved >= 0) {
+        if ((int32_t)i == c->reserved)
+            return must_close_gang(c, i);
+        c->resume[!e->high] = true; /* it finishes its turn when the one that spans has had its own */
+        return true;
+    }
     if (!e->quantum || e->released || (e->stale && !c->contended)) {
         c->turn_over |= !e->high;
         return true;
     }
-    if (!e->high && ready_set(c, 0, -1, c->lower_active)) {
+    if (!e->high && ready_set(c, 0, -1, c->lower_active) & ~(c->gang & c->due)) { /* those begin by a reservation */
         c->resume[1] = true; /* it finishes its turn when the high class is done */
         return true;
     }
-    if (e->high && c->lower_active &&
-        c->now >= cap_until(&c->cap, c->now, cap_limit(c), c->tuning.window_ns)) {
+    if (e->high && c->lower_active && high_ends(c) <= c->now) {
         c->resume[0] = true;
         return true;
     }
@@ -227,51 +280,47 @@ static bool must_close(struct core *c, uint32_t i)
     return false;
 }
 
+/* Whose turn it is, for an instance on one GPU. One on several that is reached waits for the others (gang.h), and somebody
+ * else has the device until they are ready. */
+static int reach(struct core *c, int i)
+{
+    if (i < 0 || !(c->gang >> i & 1))
+        return i;
+    c->due |= 1ull << i;
+    c->stirred = true;
+    return -1;
+}
+
 static int pick(struct core *c)
 {
-    int i = rotation_pick(c, 0, ready_set(c, 0, -1, c->lower_active));
-    if (i >= 0)
-        return i;
+    uint64_t ready;
+    for (int class = 0; class < 1 + !!c->plan.skip_idle; class++)
+        while ((ready = ready_set(c, class, -1, class == 0 && c->lower_active) & ~(c->gang & c->due))) {
+            int i = rotation_pick(c, class, ready);
+            if (i < 0)
+                break;
+            if (reach(c, i) >= 0)
+                return i;
+        }
     if (c->plan.skip_idle)
-        return rotation_pick(c, 1, ready_set(c, 1, -1, false));
+        return -1;
     if (c->turn_over || rotation_credit(c) <= 0)
         rotation_next(c);
-    i = rotation_owner(c);
-    return i >= 0 && core_wants(c, (uint32_t)i) ? i : -1;
-}
-
-/* When a waiting member of the high class has room again; CORE_NEVER = none waits. */
-static uint64_t high_returns(const struct core *c)
-{
-    uint64_t when = CORE_NEVER;
-    for (uint32_t k = 0; k < c->order_count[0]; k++) {
-        uint32_t i = c->order[0][k];
-        if ((int32_t)i != c->holder && core_wants(c, i))
-            when = earlier(when, cap_when(&c->cap, c->now, cap_limit(c) - room_needed(c, &c->entity[i]),
-                                          c->tuning.window_ns));
+    for (uint32_t k = 0; k < c->order_count[1]; k++) {
+        int i = rotation_owner(c);
+        if (i < 0 || !core_wants(c, (uint32_t)i))
+            return -1;
+        if (!(c->due >> i & 1) && reach(c, i) >= 0)
+            return i;
+        rotation_next(c);
     }
-    return when;
-}
-
-static uint64_t turn_ends(const struct core *c, uint32_t i)
-{
-    const struct core_entity *e = &c->entity[i];
-    uint64_t end = CORE_NEVER;
-    if (c->plan.native)
-        return end;
-    if (c->contended)
-        end = core_at_front(c, i) ? c->now + (uint64_t)(e->credit > 0 ? e->credit : 0) : e->provisional_ns;
-    if (e->high && c->lower_active)
-        end = earlier(end, cap_until(&c->cap, c->now, cap_limit(c), c->tuning.window_ns));
-    if (!e->high)
-        end = earlier(end, high_returns(c));
-    return end;
+    return -1;
 }
 
 static void publish(struct core *c, uint32_t i, struct out *o)
 {
     struct core_entity *e = &c->entity[i];
-    uint64_t end = turn_ends(c, i), deadline = end == CORE_NEVER ? 0 : end;
+    uint64_t deadline = times_deadline(c, i);
     bool first = e->deadline == NO_DEADLINE;
     if (!first && deadline + 1000 >= e->deadline && deadline <= e->deadline + 1000 && !deadline == !e->deadline)
         return;
@@ -311,6 +360,21 @@ static void shut_strays(struct core *c, struct out *o)
     }
 }
 
+/* The device is for one entity, an instance on several GPUs: may it have it now? */
+static int reserved_ready(struct core *c)
+{
+    const struct core_entity *e = &c->entity[c->reserved];
+    if (!e->quantum || c->overdue >> c->reserved & 1)
+        return -1;
+    if (c->straggle == 1)
+        c->straggle = 2;
+    else if (c->go == 1)
+        c->go = 2;
+    else
+        return -1;
+    return c->reserved;
+}
+
 static void decide(struct core *c, struct out *o)
 {
     expire(c);
@@ -326,8 +390,8 @@ static void decide(struct core *c, struct out *o)
         if (must_close(c, (uint32_t)c->holder))
             shut(c, (uint32_t)c->holder, o);
     }
-    if (c->holder < 0 && !c->closing) {
-        c->holder = pick(c);
+    if (c->holder < 0 && !c->closing && !tails_block(c)) {
+        c->holder = c->reserved < 0 ? pick(c) : reserved_ready(c);
         if (c->holder >= 0) {
             grant(c, (uint32_t)c->holder);
             c->contended = is_contended(c, (uint32_t)c->holder);
@@ -337,52 +401,54 @@ static void decide(struct core *c, struct out *o)
         publish(c, (uint32_t)c->holder, o);
 }
 
-static uint64_t next_deadline(const struct core *c)
+/* One event, and what follows from it for the sets. */
+static void take_in(struct core *c, const struct core_event *event)
 {
-    uint64_t next = CORE_NEVER;
-    bool waiting = false;
-    for (uint32_t k = 0; k < c->line_count; k++) {
-        const struct core_entity *e = &c->entity[c->line[k]];
-        if (e->phase == CORE_CLOSING || e->phase == CORE_TAIL)
-            next = earlier(next, e->overdue_ns);
+    uint32_t i = event->entity;
+    uint64_t bit = i < CORE_ENTITIES ? 1ull << i : 0;
+    if (event->type == CORE_PLAN) {
+        c->fallback = c->starving = false; /* what comes from outside ends it at once */
+        for (uint64_t some = c->asking; some; some &= some - 1) /* who was paused has not waited */
+            c->entity[__builtin_ctzll(some)].wait_ns = c->now;
     }
-    if (c->plan.native)
-        return next;
-    for (int class = 0; class < 2; class++)
-        for (uint32_t k = 0; k < c->order_count[class]; k++) {
-            uint32_t i = c->order[class][k];
-            const struct core_entity *e = &c->entity[i];
-            waiting |= (int32_t)i != c->holder && core_wants(c, i);
-            if (e->demand && e->backoff_ns > c->now)
-                next = earlier(next, e->backoff_ns);
-        }
-    if (c->holder >= 0) {
-        const struct core_entity *e = &c->entity[c->holder];
-        if (!c->contended || core_at_front(c, (uint32_t)c->holder)) /* else its turn begins when the one before has drained */
-            next = earlier(next, turn_ends(c, (uint32_t)c->holder));
-        else if (!e->high)
-            next = earlier(next, high_returns(c));
-        if (!e->opened && waiting)
-            next = earlier(next, e->open_by_ns > c->now ? e->open_by_ns : CORE_NEVER);
-    } else if (waiting && !c->closing) {
-        if (c->lower_active)
-            next = earlier(next, high_returns(c));
-        if (!c->plan.skip_idle && !c->line_count && rotation_credit(c) > 0)
-            next = earlier(next, c->now + (uint64_t)rotation_credit(c));
+    if (event->type == CORE_LEAVE) {
+        c->asking &= ~bit;
+        c->timed &= ~bit;
+        c->returned &= ~bit;
+        if (c->reserved == (int32_t)i)
+            c->reserved = -1;
     }
-    return next;
+    core_apply(c, event);
+    if (event->type != CORE_REPORT || !bit || !c->entity[i].alive)
+        return;
+    struct core_entity *e = &c->entity[i];
+    if (!e->demand) {
+        c->asking &= ~bit;
+    } else if (!(c->asking & bit)) {
+        c->asking |= bit;
+        e->high_at = c->high_ns;
+        if (e->phase == CORE_SHUT && c->now >= e->presume_ns)
+            c->returned |= bit;
+    }
 }
 
 uint64_t core_step(struct core *c, uint64_t now, const struct core_event *events, uint32_t count,
                    struct core_action *actions, uint32_t *action_count)
 {
     struct out o = {actions, 0};
+    if (now > c->now && !c->plan.native && c->line_count && c->entity[c->line[0]].high)
+        c->high_ns += now - c->now;
+    c->history_ns = high_history(c);
     core_settle(c, now);
+    for (uint32_t k = 0; k < c->line_count; k++)
+        c->timed |= 1ull << c->line[k];
     for (uint32_t k = 0; k < count; k++)
-        core_apply(c, &events[k]);
+        take_in(c, &events[k]);
+    watch(c);
     decide(c, &o);
+    look_at_clock(c);
     *action_count = o.count;
-    uint64_t next = next_deadline(c);
+    uint64_t next = times_next(c);
     return next > c->now + 1000 ? next : c->now + 1000; /* a rounding must not make the caller spin */
 }
 
@@ -392,17 +458,4 @@ uint64_t core_watched(const struct core *c)
     for (uint32_t k = 0; k < c->line_count; k++)
         set |= 1ull << c->line[k];
     return set | c->overdue;
-}
-
-uint64_t core_longest_wait(const struct core *c, uint64_t now)
-{
-    uint64_t longest = 0;
-    for (uint32_t i = 0; i < CORE_ENTITIES; i++) {
-        const struct core_entity *e = &c->entity[i];
-        bool due = core_wants(c, i) && e->phase != CORE_OPEN && e->credit >= 0 && !e->high;
-        uint64_t since = e->wait_ns > e->granted_ns ? e->wait_ns : e->granted_ns;
-        if (due && now > since && now - since > longest)
-            longest = now - since;
-    }
-    return longest;
 }

@@ -8,7 +8,11 @@
  * The rotation is deficit round robin by time: a turn adds the entity's quantum to its credit and lasts until the credit is
  * used up; what it overran is debt, taken from its next turns. Where idle owners are not skipped, their turns and the
  * unowned time pass in the same rotation with nobody running. High-priority entities rotate among themselves, before
- * everybody else, within a sliding window.
+ * everybody else, within a sliding window. An owner that comes back after everybody else who waits has had a turn goes next,
+ * where idle owners are skipped: a share that was lent is back after the turn that runs, not after a round.
+ *
+ * An instance over several GPUs has an entity on each; gang.h says how those get their turns together. A watchdog (watch.c)
+ * makes the plan native for a while when somebody who is due waits for too long.
  *
  * The caller (server.c, or a test in virtual time) feeds what it saw and carries out the actions in order. After a
  * CORE_CLOSE it must look at the entity again (close; seq_cst fence; look) and report what it saw, in a further step. */
@@ -33,6 +37,9 @@ struct core_tuning {
     uint64_t window_ns;      /* high priority: the sliding window its percentage is of */
     uint64_t resume_ns;      /* high priority: resumes when the window has so much room */
     uint64_t margin_ns;      /* high priority: kept free of the percentage, for the way a close takes */
+    uint64_t excess_ns;      /* high priority: by so much the percentage of a window may be passed: a kernel may just not fit */
+    uint64_t starve_ns;      /* the watchdog: who is due waits at most so long, beside a round and the others' kernels; ... */
+    uint64_t retry_ns;       /* ...then everybody shares plainly for so long, twice as long each time it happens again */
 };
 
 struct core_turn {
@@ -53,6 +60,7 @@ struct core_report {
     uint64_t epoch;          /* of that grant */
     uint64_t inflight_ns;    /* predicted rest of its work; only lengthens patience */
     uint64_t kernel_ns;      /* measured length of a submission; only for the high-priority window */
+    uint64_t end_ns;         /* it has let go: when its work is predicted to drain, or did; 0 = unknown */
     uint8_t demand;          /* a launcher waits */
     uint8_t opened;          /* a process accepted the grant */
     uint8_t holds;           /* and one has not acknowledged yet */
@@ -87,6 +95,8 @@ enum core_phase { CORE_SHUT, CORE_OPEN, CORE_CLOSING, CORE_TAIL /* let go, not d
 struct core_entity {
     uint64_t epoch;          /* of the latest grant */
     uint64_t granted_ns, acked_ns;
+    uint64_t unopened_ns;    /* of this grant, taken for idle as long as we have not heard that it was opened */
+    uint64_t end_ns;         /* tail: when its work is predicted to have drained, within overlap_ns of acked_ns */
     uint64_t open_by_ns;     /* a grant that nobody accepted by then is withdrawn, if others want the device */
     uint64_t overdue_ns;     /* closing or draining: patience ends */
     uint64_t presume_ns;     /* demand is presumed until then */
@@ -98,6 +108,8 @@ struct core_entity {
     int64_t credit;          /* < 0: debt */
     uint64_t busy_ns;        /* charged and not known to have been idle */
     uint64_t turns, overdue_count;
+    uint64_t served;         /* core.turns at its latest grant */
+    uint64_t high_at;        /* core.high_ns when it began to wait */
     uint8_t phase, alive, high, demand, opened, holds, idle, released, stale;
     uint8_t free;            /* its work in flight is from before a plan change: not charged */
     uint8_t strikes;         /* its claims of work in flight are not believed for so many turns */
@@ -131,6 +143,26 @@ struct core {
     uint8_t contended;       /* the holder's turn has an end */
     uint8_t lower_active;    /* somebody of the lower class wants or has the device */
     int64_t void_credit;
+    /* sets, so that a step costs the same however many wait */
+    uint64_t member[2];      /* of a class, not paused */
+    uint64_t asking;         /* those with a launcher that waits */
+    uint64_t timed;          /* those that presume_ns or backoff_ns may speak of */
+    uint64_t returned;       /* asked after they had nothing to run, and had no turn since */
+    /* gang.h */
+    uint64_t gang, due, pending, called;
+    int32_t reserved;        /* the device is for this entity alone, -1 = nobody's */
+    uint8_t go;              /* and it may have it now: 1 = not yet granted, 2 = granted */
+    uint8_t straggle;        /* one more submission of it may pass: 1 = asked for, 2 = granted */
+    uint8_t gang_rests;      /* it has nothing to run on any GPU */
+    uint8_t stirred;         /* gang_step() changed something: step again */
+    uint64_t gang_end;       /* when its turn ends on the GPU where that is first */
+    /* watch.c */
+    uint64_t history_ns;     /* how far back `cap` goes */
+    uint64_t high_ns;        /* time the high class had while others wanted the device */
+    uint64_t starved;        /* times that somebody did */
+    uint64_t watch_at, retry_at, retry_ns, sound_since;
+    uint8_t starving;        /* at the last look */
+    uint8_t fallback;        /* plain sharing until retry_at, whatever the plan says */
 };
 
 void core_tuning_default(struct core_tuning *tuning);
@@ -143,6 +175,8 @@ uint64_t core_step(struct core *core, uint64_t now, const struct core_event *eve
                    struct core_action *actions, uint32_t *action_count);
 /* Entities that must be looked at before a step: those with a grant that has not drained. A set, bit i = entity i. */
 uint64_t core_watched(const struct core *core);
+/* When the work ahead of a granted entity is predicted to have drained; 0 = nothing is ahead, or nobody waits for it. */
+uint64_t core_start(const struct core *core, uint32_t entity);
 /* How long the most patient runnable entity has waited, ns; 0 = nobody waits. For a watchdog. */
 uint64_t core_longest_wait(const struct core *core, uint64_t now);
 #endif

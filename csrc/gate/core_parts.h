@@ -19,8 +19,18 @@ static inline bool resting(const struct core_entity *e)
     return e->phase == CORE_OPEN && !e->holds && e->opened;
 }
 
+/* Where nobody drains first: more tails than two would only pile up before whoever comes next. */
+static inline bool tails_block(const struct core *core)
+{
+    return !core->plan.drain && core->line_count >= 2;
+}
+
 /* ---- core.c ---- */
 bool core_wants(const struct core *core, uint32_t entity);
+/* Those of a class who want the device. */
+uint64_t core_wanting(const struct core *core, int class);
+/* A member of the high class wants it and has room in its window, or has it. */
+bool core_high_busy(const struct core *core);
 
 /* ---- events.c ---- */
 /* Charges the time that has passed, and sets the clock. */
@@ -45,11 +55,32 @@ int rotation_owner(const struct core *core);
 int64_t rotation_credit(const struct core *core);
 
 /* ---- cap.c ---- */
-/* The high class's sliding window. Times are absolute ns, `window` its length. */
+/* A sliding window. Times are absolute ns, `window` its length. */
 void cap_add(struct core_cap *cap, uint64_t from, uint64_t to, uint64_t window);
-uint64_t cap_used(const struct core_cap *cap, uint64_t at, uint64_t window);
-/* When a run that begins or goes on now fills the window up to `limit` ns. */
+/* Until when a run that begins or goes on now keeps every window within `limit` ns. */
 uint64_t cap_until(const struct core_cap *cap, uint64_t now, uint64_t limit, uint64_t window);
-/* When, with nobody running, no more than `allowed` ns of the window are used. */
-uint64_t cap_when(const struct core_cap *cap, uint64_t now, uint64_t allowed, uint64_t window);
+/* When a run of `need` ns can begin that does, if nobody runs until then. */
+uint64_t cap_when(const struct core_cap *cap, uint64_t now, uint64_t need, uint64_t limit, uint64_t window);
+
+/* When an entity of the class may begin: the window must have room for a run that is worth it and holds one of its kernels. */
+uint64_t high_begins(const struct core *core, const struct core_entity *entity);
+/* Until when the class may go on. */
+uint64_t high_ends(const struct core *core);
+/* How far back its history must go. */
+uint64_t high_history(const struct core *core);
+
+/* ---- times.c ---- */
+#define STRAGGLER_ENDS_NS 5000000
+/* When the holder's turn ends by itself; CORE_NEVER = not. */
+uint64_t core_turn_ends(const struct core *core, uint32_t entity);
+/* What its processes are told: 0 = it does not. */
+uint64_t times_deadline(const struct core *core, uint32_t entity);
+/* When the core wants to be called again. */
+uint64_t times_next(const struct core *core);
+
+/* ---- watch.c ---- */
+/* Before the step decides: begins or ends plain sharing. */
+void watch(struct core *core);
+/* When it must look again. */
+uint64_t watch_next(const struct core *core);
 #endif

@@ -46,6 +46,8 @@ void core_settle(struct core *c, uint64_t now)
     } else {
         struct core_entity *e = &c->entity[c->line[0]];
         bool unopened = e->phase == CORE_OPEN && !e->opened && !c->contended;
+        if (unopened)
+            e->unopened_ns += elapsed;
         if (resting(e) || unopened)
             c->idle_ns += elapsed;
         else
@@ -56,7 +58,7 @@ void core_settle(struct core *c, uint64_t now)
             e->credit = e->phase == CORE_OPEN && !c->contended && credit < 0 ? (e->credit < 0 ? e->credit : 0) : credit;
         }
         if (e->high && c->lower_active)
-            cap_add(&c->cap, c->now, now, c->tuning.window_ns);
+            cap_add(&c->cap, c->now, now, c->history_ns);
     }
     c->now = now;
 }
@@ -73,9 +75,29 @@ static uint64_t patience(const struct core *c, const struct core_entity *e)
     return c->tuning.overdue_ns + (e->strikes ? 0 : earlier(e->inflight_ns, c->tuning.overdue_cap_ns));
 }
 
-static void drained(struct core *c, uint32_t i)
+/* Its work ended at `end`, as it says, and we hear of it now, a wake-up or two later. Those belong to who came next, or to
+ * nobody: how late an agent is differs from program to program, and would show in the shares. Believed as far as the overlap. */
+static void charge_until(struct core *c, uint32_t i, uint64_t end)
+{
+    struct core_entity *e = &c->entity[i], *next = c->line_count > 1 ? &c->entity[c->line[1]] : NULL;
+    uint64_t back = end && end < c->now ? earlier(c->now - end, c->tuning.overlap_ns) : 0;
+    back = earlier(earlier(back, c->now - e->granted_ns), e->busy_ns);
+    if (!back || e->free || c->plan.native || !core_at_front(c, i))
+        return;
+    e->credit += (int64_t)back;
+    e->busy_ns -= back;
+    if (next && !next->free)
+        next->credit -= (int64_t)back;
+    if (next)
+        next->busy_ns += back;
+    else
+        c->idle_ns += back;
+}
+
+static void drained(struct core *c, uint32_t i, uint64_t end)
 {
     struct core_entity *e = &c->entity[i];
+    charge_until(c, i, end);
     core_line_remove(c, i);
     e->phase = CORE_SHUT;
     e->free = false;
@@ -101,13 +123,26 @@ uint64_t core_tail_left(const struct core *c, const struct core_entity *e)
     return e->phase == CORE_TAIL && length > passed ? length - passed : 0;
 }
 
-static void let_go(struct core *c, uint32_t i)
+uint64_t core_start(const struct core *c, uint32_t i)
+{
+    uint64_t start = 0;
+    for (uint32_t k = 0; k < c->line_count && c->line[k] != i && c->plan.drain; k++) {
+        const struct core_entity *e = &c->entity[c->line[k]];
+        if (e->phase == CORE_TAIL && e->end_ns > start)
+            start = e->end_ns;
+    }
+    return start;
+}
+
+static void let_go(struct core *c, uint32_t i, uint64_t end)
 {
     struct core_entity *e = &c->entity[i];
     bool cut = e->opened && !e->idle;
     e->phase = CORE_TAIL;
+    e->unopened_ns = 0;
     c->closing--;
     e->acked_ns = c->now;
+    e->end_ns = earlier(end, c->now + c->tuning.overlap_ns);
     e->overdue_ns = c->now + patience(c, e);
     e->presume_ns = cut ? c->now + tail_length(c, e) + c->tuning.presume_ns : 0;
 }
@@ -132,6 +167,11 @@ static void report(struct core *c, uint32_t i, const struct core_report *r)
         e->noshows = 0;
     if (e->phase != CORE_TAIL) {
         bool died = e->opened && !r->opened; /* whoever had opened it; that is no reason to expect more */
+        if (r->opened && !e->opened) { /* nobody rings for that: it was in use */
+            e->busy_ns += e->unopened_ns;
+            c->idle_ns -= e->unopened_ns;
+            e->unopened_ns = 0;
+        }
         e->opened |= r->opened;
         e->holds = !!r->holds;
         e->idle = died || (r->opened && !r->holds && r->idle);
@@ -145,10 +185,10 @@ static void report(struct core *c, uint32_t i, const struct core_report *r)
             e->overdue_ns += patience(c, e);
         }
         if (e->phase == CORE_CLOSING && !r->holds)
-            let_go(c, i);
+            let_go(c, i, r->end_ns);
     }
     if (e->phase == CORE_TAIL && !r->undrained)
-        drained(c, i);
+        drained(c, i, r->end_ns);
 }
 
 /* ---- plans ---- */

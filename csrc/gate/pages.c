@@ -218,6 +218,11 @@ void pages_look(const struct pages *p, uint64_t epoch, struct core_report *r)
             r->idle = false;
             r->stale |= demand;
         }
+        if (acked == word) {
+            uint64_t end = load_relaxed(&s->end_ns);
+            if (end > r->end_ns)
+                r->end_ns = end;
+        }
         if (drained != word || acked != word) {
             uint64_t inflight = load_relaxed(&s->inflight_ns);
             r->undrained = true;
@@ -293,8 +298,9 @@ static void ring_holders(const struct pages *p, uint64_t word)
     }
 }
 
-void pages_grant(struct pages *p, uint64_t epoch, uint64_t deadline)
+void pages_grant(struct pages *p, uint64_t epoch, uint64_t deadline, uint64_t start)
 {
+    store_relaxed(&p->ctl->start_ns, start);
     store_release(&p->ctl->deadline_ns, deadline); /* read between two equal looks at the word */
     store_release(&p->ctl->grant, epoch << 1 | 1);
     /* Not FUTEX_PRIVATE: waiters are in other processes. The low half is the futex (little-endian). */
@@ -306,6 +312,12 @@ void pages_close(struct pages *p, uint64_t epoch)
     store_release(&p->ctl->grant, epoch << 1);
     fence_seq_cst(); /* pairs with the client's, between `opened` and its second look at the word */
     ring_holders(p, epoch << 1 | 1);
+}
+
+void pages_start(struct pages *p, uint64_t start)
+{
+    if (p->ctl->start_ns != start)
+        store_release(&p->ctl->start_ns, start);
 }
 
 void pages_deadline(struct pages *p, uint64_t epoch, uint64_t deadline, bool ring_now)

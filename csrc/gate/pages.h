@@ -36,7 +36,9 @@ void pages_look(const struct pages *pages, uint64_t epoch, struct core_report *r
 void pages_use(const struct pages *pages, uint32_t slot, struct gate_slot_use *use);
 uint64_t pages_ungated(const struct pages *pages);
 
-void pages_grant(struct pages *pages, uint64_t epoch, uint64_t deadline);
+/* `start`: ctl.start_ns. */
+void pages_grant(struct pages *pages, uint64_t epoch, uint64_t deadline, uint64_t start);
+void pages_start(struct pages *pages, uint64_t start); /* of the grant that stands */
 void pages_close(struct pages *pages, uint64_t epoch);
 void pages_deadline(struct pages *pages, uint64_t epoch, uint64_t deadline, bool ring);
 #endif

@@ -39,6 +39,9 @@ static int join(struct gate_server *s, struct region *r, uint32_t *index)
     if (entity == CORE_ENTITIES || at == REGIONS_MAX)
         return -ENOSPC;
     r->entity = entity;
+    int error = server_span(s, r);
+    if (error)
+        return error;
     r->handle = ++s->handles * REGIONS_MAX + at;
     s->regions[at] = r;
     if (at >= s->region_end)
@@ -47,12 +50,12 @@ static int join(struct gate_server *s, struct region *r, uint32_t *index)
     server_set_flags(r, g->core.plan.native, g->core.plan.drain);
     server_set_tuning(s, g, r);
     server_watch(s, r, at, EPOLL_CTL_ADD, true);
-    server_run_gpu(g, &(struct core_event){.type = CORE_JOIN, .entity = entity});
+    server_run_gpu(s, g, &(struct core_event){.type = CORE_JOIN, .entity = entity});
     *index = at;
     return 0;
 }
 
-int gate_add_region(struct gate_server *s, uint32_t gpu, uint64_t mem_limit, uint64_t *handle, int fds[3])
+int gate_add_region(struct gate_server *s, uint32_t gpu, uint64_t instance, uint64_t mem_limit, uint64_t *handle, int fds[3])
 {
     uint32_t index;
     if (gpu >= GPUS_MAX || !s->gpus[gpu]) /* GPUs are never removed */
@@ -61,6 +64,7 @@ int gate_add_region(struct gate_server *s, uint32_t gpu, uint64_t mem_limit, uin
     if (!r)
         return -ENOMEM;
     r->gpu = gpu;
+    r->instance = instance;
     r->bell_tokens = BELL_BURST;
     r->bell_refill_ns = now_ns();
     int error = pages_create(&r->pages, s->gpus[gpu]->uuid, gpu, s->generation);
@@ -94,11 +98,12 @@ int gate_remove_region(struct gate_server *s, uint64_t handle)
         struct gpu *g = s->gpus[r->gpu];
         epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, r->pages.bell_fd, NULL);
         s->muted -= r->muted;
+        server_unspan(s, r);
         g->by_entity[r->entity] = NULL;
         g->fallbacks += pages_ungated(&r->pages);
         s->regions[handle % REGIONS_MAX] = NULL;
         store_release(&r->pages.ctl->grant, r->pages.ctl->grant & ~1ull);
-        server_run_gpu(g, &(struct core_event){.type = CORE_LEAVE, .entity = r->entity});
+        server_run_gpu(s, g, &(struct core_event){.type = CORE_LEAVE, .entity = r->entity});
     }
     pthread_mutex_unlock(&s->lock);
     if (!r)
@@ -137,10 +142,13 @@ int gate_set_plan(struct gate_server *s, uint32_t gpu, const struct core_plan *p
             if (!r)
                 continue;
             r->paused = paused[i];
+            g->plain = p.native;
             server_set_flags(r, p.native, p.drain); /* before the words: who sees a grant sees its kind */
-            server_set_tuning(s, g, r);
         }
-        server_run_gpu(g, &(struct core_event){.type = CORE_PLAN, .plan = &p});
+        server_run_gpu(s, g, &(struct core_event){.type = CORE_PLAN, .plan = &p});
+        for (uint32_t i = 0; i < CORE_ENTITIES; i++) /* the core knows now who is of high priority */
+            if (g->by_entity[i])
+                server_set_tuning(s, g, g->by_entity[i]);
     }
     pthread_mutex_unlock(&s->lock);
     server_kick(s);
@@ -175,7 +183,7 @@ int gate_detach(struct gate_server *s, uint64_t handle, uint32_t slot)
     int error = r ? pages_detach(&r->pages, slot) : -ENOENT;
     if (!error) {
         s->gpus[r->gpu]->dirty |= 1ull << r->entity; /* a dead process holds nothing: the next may be due */
-        server_run_gpu(s->gpus[r->gpu], NULL);
+        server_run_gpu(s, s->gpus[r->gpu], NULL);
     }
     pthread_mutex_unlock(&s->lock);
     server_kick(s);
@@ -203,7 +211,7 @@ int gate_region_used(struct gate_server *s, uint64_t handle, struct gate_region_
     struct region *r = server_find(s, handle);
     if (r) {
         s->gpus[r->gpu]->dirty |= 1ull << r->entity;
-        server_run_gpu(s->gpus[r->gpu], NULL); /* time charged up to now */
+        server_run_gpu(s, s->gpus[r->gpu], NULL); /* time charged up to now */
         const struct core_entity *e = &s->gpus[r->gpu]->core.entity[r->entity];
         *use = (struct gate_region_use){
             .busy_ns = e->busy_ns, .turns = e->turns, .overdue = e->overdue_count, .waiting = e->demand,
@@ -220,10 +228,11 @@ int gate_gpu_used(struct gate_server *s, uint32_t gpu, struct gate_gpu_use *use)
         return -ENODEV;
     pthread_mutex_lock(&s->lock);
     struct gpu *g = s->gpus[gpu];
-    server_run_gpu(g, NULL);
+    server_run_gpu(s, g, NULL);
     *use = (struct gate_gpu_use){
         .busy_ns = g->core.total_ns - g->core.idle_ns, .turns = g->core.turns, .fallbacks = g->fallbacks,
-        .longest_wait_ns = core_longest_wait(&g->core, g->core.now), .native = g->core.plan.native};
+        .longest_wait_ns = core_longest_wait(&g->core, g->core.now), .starved = g->core.starved,
+        .native = g->core.plan.native, .fallback = g->core.fallback};
     for (uint32_t i = 0; i < CORE_ENTITIES; i++) {
         if (!g->by_entity[i])
             continue;

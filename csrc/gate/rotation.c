@@ -1,6 +1,7 @@
 /* rotation.c: deficit round robin by time, in its two forms: idle owners skipped, or their turns passing unused. */
 #include "core_parts.h"
 #include <stddef.h>
+#include <string.h>
 
 #define ROUNDS_MAX 1000000 /* no debt is that many rounds; keeps the products far from overflow */
 
@@ -39,6 +40,7 @@ void rotation_rebuild(struct core *c)
         int last = at < c->order_count[class] ? c->order[class][at] : -1;
         uint32_t n = 0;
         c->position[class] = 0;
+        c->member[class] = 0;
         bool found = false;
         for (uint32_t k = 0; k < c->plan.count; k++) {
             uint32_t i = c->plan.turn[k].entity;
@@ -50,6 +52,7 @@ void rotation_rebuild(struct core *c)
                 found = true;
             }
             c->order[class][n++] = (uint8_t)i;
+            c->member[class] |= 1ull << i;
         }
         c->order_count[class] = n;
         if (!found) {
@@ -60,11 +63,65 @@ void rotation_rebuild(struct core *c)
     }
 }
 
+/* Puts `i` next in its class's order, behind the one whose turn it is or was. */
+static void go_next(struct core *c, int class, uint32_t i)
+{
+    uint8_t *order = c->order[class];
+    uint32_t n = c->order_count[class], from = 0, at = c->position[class];
+    while (from < n && order[from] != i)
+        from++;
+    if (from == n || from == at)
+        return;
+    memmove(order + from, order + from + 1, n - from - 1);
+    if (from < at)
+        at--;
+    memmove(order + at + 2, order + at + 1, n - at - 2);
+    order[at + 1] = (uint8_t)i;
+    c->position[class] = at;
+}
+
+/* Owners that had nothing to run and come back: if all others that wait had a turn since, it is theirs. The order is of no
+ * meaning where idle owners are skipped, so nobody loses more than the length of one turn, once. */
+static void welcome_back(struct core *c, int class, uint64_t ready)
+{
+    uint64_t back = c->returned & ready, others = ready & ~c->returned;
+    uint64_t first = CORE_NEVER;
+    if (!back)
+        return;
+    c->returned &= ~back;
+    for (; others; others &= others - 1) {
+        uint64_t served = c->entity[__builtin_ctzll(others)].served;
+        first = served < first ? served : first;
+    }
+    for (; back; back &= back - 1) {
+        uint32_t i = (uint32_t)__builtin_ctzll(back);
+        if (c->entity[i].served < first)
+            go_next(c, class, i);
+    }
+}
+
+static int walk(struct core *c, int class, uint64_t ready, bool any)
+{
+    uint32_t n = c->order_count[class], at = c->position[class];
+    for (uint32_t k = 1; k <= n; k++) {
+        uint32_t p = at + k < n ? at + k : at + k - n, i = c->order[class][p];
+        struct core_entity *e = &c->entity[i];
+        credit_owner(e, 1, ready >> i & 1);
+        if (ready >> i & 1 && (any || e->credit > threshold((int64_t)e->quantum))) {
+            c->position[class] = p;
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
 int rotation_pick(struct core *c, int class, uint64_t ready)
 {
     uint32_t n = c->order_count[class], at = c->position[class];
     bool resume = c->resume[class];
     int64_t rounds = ROUNDS_MAX + 1;
+    if (!ready || !n)
+        return -1;
     c->resume[class] = false;
     if (resume && at < n) {
         uint32_t i = c->order[class][at];
@@ -72,6 +129,10 @@ int rotation_pick(struct core *c, int class, uint64_t ready)
         if (ready >> i & 1 && e->credit > threshold((int64_t)e->quantum))
             return (int)i;
     }
+    welcome_back(c, class, ready);
+    int i = walk(c, class, ready, false);
+    if (i >= 0)
+        return i;
     /* Rounds in which everybody ready is in debt change nothing but the credits: take them in one step. */
     for (uint32_t k = 0; k < n; k++) {
         const struct core_entity *e = &c->entity[c->order[class][k]];
@@ -82,16 +143,7 @@ int rotation_pick(struct core *c, int class, uint64_t ready)
         return -1;
     for (uint32_t k = 0; k < n && rounds > 1; k++)
         credit_owner(&c->entity[c->order[class][k]], rounds - 1, ready >> c->order[class][k] & 1);
-    for (uint32_t k = 1; k <= n; k++) {
-        uint32_t p = (at + k) % n, i = c->order[class][p];
-        struct core_entity *e = &c->entity[i];
-        credit_owner(e, 1, ready >> i & 1);
-        if (ready >> i & 1 && (e->credit > threshold((int64_t)e->quantum) || rounds == ROUNDS_MAX)) {
-            c->position[class] = p;
-            return (int)i;
-        }
-    }
-    return -1;
+    return walk(c, class, ready, rounds == ROUNDS_MAX);
 }
 
 int rotation_owner(const struct core *c)
@@ -170,6 +222,10 @@ void rotation_pass(struct core *c, uint64_t elapsed)
     for (uint32_t guard = 0; left && guard < 4 * n + 4; guard++) {
         int owner = rotation_owner(c);
         int64_t *credit = owner < 0 ? &c->void_credit : &c->entity[owner].credit;
+        if (owner >= 0 && c->due >> owner & 1) { /* its turn waits for other GPUs: it is not lost meanwhile */
+            rotation_next(c);
+            continue;
+        }
         if (late && owner >= 0 && core_wants(c, (uint32_t)owner)) {
             *late -= left; /* the clock was read late: what was unused too long is shorter the next time */
             return;

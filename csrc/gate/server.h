@@ -25,8 +25,8 @@ struct gate_region_use {
     uint32_t waiting, holding;
 };
 struct gate_gpu_use {
-    uint64_t busy_ns, turns, fallbacks, overdue, longest_wait_ns;
-    uint32_t native, regions;
+    uint64_t busy_ns, turns, fallbacks, overdue, longest_wait_ns, starved;
+    uint32_t native, fallback, regions, pad;
 };
 
 /* As core_plan, entities named by region handles. */
@@ -44,8 +44,10 @@ int gate_start(struct gate_server *server);
 void gate_free(struct gate_server *server);
 
 int gate_add_gpu(struct gate_server *server, uint32_t gpu, const uint8_t uuid[16], uint64_t memory);
-/* fds: control (read-only), report, bell. They stay the server's, until the region is removed. */
-int gate_add_region(struct gate_server *server, uint32_t gpu, uint64_t mem_limit, uint64_t *region, int fds[3]);
+/* fds: control (read-only), report, bell. They stay the server's, until the region is removed. `instance`: the same for the
+ * regions of one instance on several GPUs (at most GANG_MEMBERS), so that it has its turns there together; 0 = none of that. */
+int gate_add_region(struct gate_server *server, uint32_t gpu, uint64_t instance, uint64_t mem_limit, uint64_t *region,
+                    int fds[3]);
 int gate_remove_region(struct gate_server *server, uint64_t region);
 /* Regions of the GPU that no turn names are never granted; those with quantum 0 are paused. */
 int gate_set_plan(struct gate_server *server, uint32_t gpu, const struct core_plan *plan, const struct gate_turn *turns);

@@ -6,23 +6,33 @@
 #define ROWS_GRANULE 8u
 #define UNBACKED (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) /* memory is mapped in later, by cuMemMapArrayAsync */
 
-/* Bytes of one channel; block-compressed and video formats give the most that one of theirs takes a texel. */
-static uint64_t channel_bytes(CUarray_format format)
+/* Of one element, all channels. Planar formats: of all planes together, per element of the first. */
+static uint64_t element_bits(CUarray_format format, uint64_t channels)
 {
     switch ((unsigned int)format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-        return 1;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-        return 2;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
+    case CU_AD_FORMAT_UNSIGNED_INT16: case CU_AD_FORMAT_SIGNED_INT16: case CU_AD_FORMAT_HALF:
+    case 0xc3: case 0xc4: case 0xc5: case 0xc9: case 0xca: case 0xcb: /* 16-bit normalised */
+        return 16 * channels;
+    case CU_AD_FORMAT_UNSIGNED_INT32: case CU_AD_FORMAT_SIGNED_INT32: case CU_AD_FORMAT_FLOAT:
+        return 32 * channels;
+    case 0x91: case 0x92: case 0x97: case 0x98: /* BC1, BC4: blocks of 4 by 4 in 8 bytes */
         return 4;
-    default:
-        return 1;
+    case 0x93: case 0x94: case 0x95: case 0x96: case 0x99: case 0x9a: case 0x9b: case 0x9c: case 0x9d: case 0x9e: /* in 16 */
+        return 8;
+    case 0xb0: /* NV12 */
+        return 12;
+    case 0xa2: case 0xa5: /* NV16, YUY2 */
+        return 16;
+    case 0x9f: case 0xa1: case 0xb2: case 0xb4: /* P010, P016, 4:4:4 of 8 bits */
+        return 24;
+    case 0x50: case 0xa3: case 0xa4: case 0xa6: case 0xa7: case 0xa8: case 0xa9: /* 10-10-10-2, P21x, Y21x, AYUV, Y410 */
+        return 32;
+    case 0xb3: case 0xb5: /* 4:4:4 of 16 bits */
+        return 48;
+    case 0xb1: /* Y416 */
+        return 64;
+    default: /* 8-bit, normalised or not, and what came later */
+        return 8 * channels;
     }
 }
 
@@ -31,8 +41,8 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, uint64_t width, ui
 {
     uint64_t row, plane, bytes;
     uint64_t rows = height ? round_up(height, ROWS_GRANULE) : 1;
-    if (__builtin_mul_overflow(width, channel_bytes(d->Format) * (d->NumChannels ? d->NumChannels : 1), &row) ||
-        __builtin_mul_overflow(round_up(row, ROW_GRANULE), rows, &plane) ||
+    if (__builtin_mul_overflow(width, element_bits(d->Format, d->NumChannels ? d->NumChannels : 1), &row) ||
+        __builtin_mul_overflow(round_up(row / 8 + (row % 8 != 0), ROW_GRANULE), rows, &plane) ||
         __builtin_mul_overflow(plane, depth ? depth : 1, &bytes))
         return UINT64_MAX;
     return bytes;

@@ -7,10 +7,12 @@
  *
  * Host callbacks run on a thread of the driver while the stream waits for them: a launch from there that waited for the gate
  * would wait for its own drain. They pass ungated. */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "client.h"
 #include "hook.h"
+#include "stall.h"
 #include "streams.h"
 
 CU_NEED(CUresult, cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *));
@@ -44,15 +46,35 @@ void capture_restore(int mode)
         REAL(cuThreadExchangeStreamCaptureMode)(&old);
 }
 
-static void begin(void)
+bool capture_is_active(void) { return load_relaxed(&active) != 0; }
+
+/* Between the question whether a stream captures and the event recorded in it, which the agent and launching threads do under
+ * gate.work, no stream may begin to: the event would be the capture's. So streams join captures with that lock held. */
+static int hold_recorders(void)
+{
+    int count = gate_count();
+    for (int i = 0; i < count; i++)
+        hook_lock_take(&gate_of(i)->work);
+    return count;
+}
+
+static void release_recorders(int count)
+{
+    while (count-- > 0)
+        hook_lock_drop(&gate_of(count)->work);
+}
+
+static int begin(void)
 {
     fetch_add(&active, 1); /* before the driver begins: nobody may take the stream for a plain one meanwhile */
     if (gate_self)
         gate_self->stream = GATE_NO_STREAM;
+    return hold_recorders();
 }
 
-static CUresult begun(CUresult result)
+static CUresult begun(CUresult result, int held)
 {
+    release_recorders(held);
     if (result != CUDA_SUCCESS)
         fetch_sub(&active, 1);
     return result;
@@ -69,8 +91,8 @@ static void ended(CUresult result)
 #define BEGIN_WRAP(name, args, call) \
     CU_WRAP(CUresult, name, args) \
     { \
-        begin(); \
-        return begun(REAL(name) call); \
+        int held = begin(); \
+        return begun(REAL(name) call, held); \
     }
 #define END_WRAP(name) \
     CU_WRAP(CUresult, name, (CUstream stream, CUgraph *graph)) \
@@ -95,7 +117,28 @@ BEGIN_WRAP(cuStreamBeginCaptureToGraph_ptsz,
 END_WRAP(cuStreamEndCapture)
 END_WRAP(cuStreamEndCapture_ptsz)
 
+/* Waiting for an event of a capture takes the stream into it. */
+#define JOIN_WRAP(name, args, call) \
+    CU_WRAP(CUresult, name, args) \
+    { \
+        if (!capture_is_active()) \
+            return REAL(name) call; \
+        int held = hold_recorders(); \
+        CUresult result = REAL(name) call; \
+        release_recorders(held); \
+        return result; \
+    }
+
+JOIN_WRAP(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), (stream, event, flags))
+JOIN_WRAP(cuStreamWaitEvent_ptsz, (CUstream stream, CUevent event, unsigned flags), (stream, event, flags))
+JOIN_WRAP(cuCtxWaitEvent, (CUcontext context, CUevent event), (context, event))
+JOIN_WRAP(cuGreenCtxWaitEvent, (CUgreenCtx context, CUevent event), (context, event))
+
 /* ---- host callbacks ---- */
+
+static int queued; /* host functions handed to the driver that have not returned */
+
+bool stall_is_possible(void) { return load_relaxed(&queued) != 0 || stall_was_possible(); }
 
 struct callback {
     CUhostFn function;
@@ -118,8 +161,10 @@ static void callback_ends(struct gate_thread *t, struct callback *callback)
 {
     if (t)
         t->in_callback--;
-    if (callback->once)
+    if (callback->once) {
         free(callback);
+        fetch_sub(&queued, 1);
+    }
 }
 
 static void run_function(void *data)
@@ -141,9 +186,24 @@ static void run_callback(CUstream stream, CUresult status, void *data)
 static struct callback *callback_new(CUhostFn function, CUstreamCallback with_status, void *data, void *stream)
 {
     struct callback *callback = malloc(sizeof *callback);
-    if (callback)
-        *callback = (struct callback){function, with_status, data, !stream_captures(stream)};
+    if (!callback)
+        return NULL;
+    *callback = (struct callback){function, with_status, data, !stream_captures(stream)};
+    if (callback->once)
+        fetch_add(&queued, 1);
+    else
+        stall_possible_from_now(); /* it runs with the graph */
     return callback;
+}
+
+static CUresult callback_given(struct callback *callback, CUresult result)
+{
+    if (result != CUDA_SUCCESS) {
+        if (callback->once)
+            fetch_sub(&queued, 1);
+        free(callback);
+    }
+    return result;
 }
 
 /* Without memory for the note the program's own function goes to the driver, unmarked. */
@@ -153,10 +213,7 @@ static struct callback *callback_new(CUhostFn function, CUstreamCallback with_st
         struct callback *callback = function ? callback_new(function, NULL, data, key(stream)) : NULL; \
         if (!callback) \
             return REAL(name)(stream, function, data); \
-        CUresult result = REAL(name)(stream, run_function, callback); \
-        if (result != CUDA_SUCCESS) \
-            free(callback); \
-        return result; \
+        return callback_given(callback, REAL(name)(stream, run_function, callback)); \
     }
 #define CALLBACK_WRAP(name, key) \
     CU_WRAP(CUresult, name, (CUstream stream, CUstreamCallback function, void *data, unsigned flags)) \
@@ -164,13 +221,32 @@ static struct callback *callback_new(CUhostFn function, CUstreamCallback with_st
         struct callback *callback = function ? callback_new(NULL, function, data, key(stream)) : NULL; \
         if (!callback) \
             return REAL(name)(stream, function, data, flags); \
-        CUresult result = REAL(name)(stream, run_callback, callback, flags); \
-        if (result != CUDA_SUCCESS) \
-            free(callback); \
-        return result; \
+        return callback_given(callback, REAL(name)(stream, run_callback, callback, flags)); \
     }
 
 HOST_FUNC_WRAP(cuLaunchHostFunc, stream_key)
 HOST_FUNC_WRAP(cuLaunchHostFunc_ptsz, stream_key_ptsz)
 CALLBACK_WRAP(cuStreamAddCallback, stream_key)
 CALLBACK_WRAP(cuStreamAddCallback_ptsz, stream_key_ptsz)
+
+/* A program that reads a captured node sees its own function. */
+CU_WRAP(CUresult, cuGraphHostNodeGetParams, (CUgraphNode node, CUDA_HOST_NODE_PARAMS *params))
+{
+    CUresult result = REAL(cuGraphHostNodeGetParams)(node, params);
+    if (result == CUDA_SUCCESS && params->fn == run_function) {
+        const struct callback *callback = params->userData;
+        *params = (CUDA_HOST_NODE_PARAMS){callback->function, callback->data};
+    }
+    return result;
+}
+
+/* The child has no captures and no streams. */
+static void after_fork(void)
+{
+    active = queued = 0;
+}
+
+__attribute__((constructor)) static void at_load(void)
+{
+    pthread_atfork(NULL, NULL, after_fork);
+}

@@ -132,7 +132,8 @@ static enum joined join_fallback(const char *socket_path, int error)
     uint64_t limits[CGPU_MAX_GPUS];
     int count = read_limits(socket_path, found, limits);
     if (count == 0) {
-        if (access(socket_path, F_OK) == 0)
+        /* nothing at the default path: in no instance. A socket that was named, or is there, is one we should be in. */
+        if (access(socket_path, F_OK) == 0 || strcmp(socket_path, CGPU_DEFAULT_SOCKET) != 0)
             hook_log("error", "event=join socket=%s error=%d: no daemon and no limits: this process runs unlimited",
                      socket_path, error);
         return JOINED_NONE;
@@ -204,7 +205,8 @@ static bool settled(bool for_nvml)
 bool hook_join(bool for_nvml)
 {
     if (!settled(for_nvml)) {
-        int saved = errno;
+        int saved = errno, cancel;
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* it would die with the lock */
         hook_lock_take(&joining); /* held for the daemon's answer: gate_join bounds it */
         if (!settled(for_nvml)) {
             const char *path = secure_getenv("CGPU_SOCKET");
@@ -213,6 +215,7 @@ bool hook_join(bool for_nvml)
             store_release(&joined, join_socket(path, for_nvml));
         }
         hook_lock_drop(&joining);
+        pthread_setcancelstate(cancel, NULL);
         errno = saved;
     }
     return load_acquire(&joined) != JOINED_NONE;

@@ -69,7 +69,8 @@ static void put(int fd, const char *line, size_t length)
 
 void hook_log(const char *level, const char *format, ...)
 {
-    int saved = errno;
+    int saved = errno, cancel;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* callers hold locks that a thread must not die with */
     /* secure_getenv: a setuid program's caller does not choose what it writes to */
     if (rank(level, 0) > rank(secure_getenv("CGPU_LOG_LEVEL"), 1))
         goto out;
@@ -96,5 +97,6 @@ void hook_log(const char *level, const char *format, ...)
     if (fd >= 0)
         close(fd);
 out:
+    pthread_setcancelstate(cancel, NULL);
     errno = saved;
 }

@@ -1,5 +1,7 @@
 /* sync.c: a thread that has waited for its work tells so: what it knows to be done needs no event, and an idle holder lets go
  * after ctl.grace_ns. Nothing here waits or changes a result. */
+#include <errno.h>
+
 #include "client.h"
 #include "hook.h"
 #include "streams.h"
@@ -8,8 +10,11 @@
     CU_WRAP(CUresult, name, args) \
     { \
         CUresult result = REAL(name) call; \
-        if (result == CUDA_SUCCESS && gate_self) \
-            then; \
+        if (result == CUDA_SUCCESS && gate_self) { \
+            int saved = errno; \
+            then; /* it may wake the agent */ \
+            errno = saved; \
+        } \
         return result; \
     }
 
@@ -68,7 +73,7 @@ CONTEXT_WRAP(cuCtxPopCurrent, (CUcontext *context), (context))
 CONTEXT_WRAP(cuCtxPopCurrent_v2, (CUcontext *context), (context))
 CONTEXT_WRAP(cuCtxCreate, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
 CONTEXT_WRAP(cuCtxCreate_v2, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
-CONTEXT_WRAP(cuCtxCreate_v3, (CUcontext *context, void *params, int count, unsigned flags, CUdevice device),
+CONTEXT_WRAP(cuCtxCreate_v3, (CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags, CUdevice device),
              (context, params, count, flags, device))
 CONTEXT_WRAP(cuCtxCreate_v4, (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device),
              (context, params, flags, device))

@@ -6,6 +6,7 @@ a configuration.
 """
 
 import argparse
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,7 @@ from cgpusched.model import (
     GpuSettings,
     Policy,
 )
+from cgpusched.sockets import SUN_PATH
 from cgpusched.units import SIZE_ALLOWED, SIZE_MAX, parse_integer, parse_size, show
 
 DEFAULT_PATH = Path("/etc/cgpu/config.toml")
@@ -32,6 +34,12 @@ SIMULATE_ALLOWED = "COUNTxSIZE, like 2x24GiB or 4x23028MiB (1-16 GPUs), auto or 
 SIMULATED_GPUS_MAX = 16
 
 Parser = Callable[[Any], Any]
+
+
+class ConfigError(UserError):
+    """A wrong configuration or flag: starting again does not help, and systemd is told so."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,8 @@ class Config:
         there = list(gpus)
         for index in self.gpu:
             if index not in there:
-                raise UserError(f"{self.source}: gpu.{index}: no such GPU; this node has {', '.join(map(str, there))}")
+                has = ", ".join(map(str, there))
+                raise ConfigError(f"{self.source}: gpu.{index}: no such GPU; this node has {has}")
         return {index: self._settings(self.gpu.get(index, Boot())) for index in there}
 
     def _settings(self, own: Boot) -> GpuSettings:
@@ -148,6 +157,8 @@ def _choice(*words: str) -> Parser:
 
 
 def _group(value: Any) -> str:
+    if type(value) is int and 0 <= value < 1 << 32:
+        return str(value)
     if not isinstance(value, str) or (value and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\$?", value)):
         raise ValueError("the name or number of a group, or nothing")
     return value
@@ -170,9 +181,9 @@ def parse_simulate(text: object) -> list[int]:
     try:
         number, each = parse_integer(count, 1, SIMULATED_GPUS_MAX), parse_size(size)
         if not cross or each < 1 << 20:
-            raise UserError("at least 1 MiB")
+            raise ConfigError("at least 1 MiB")
     except UserError:
-        raise UserError(f"{show(text)} is no simulated node: {SIMULATE_ALLOWED}") from None
+        raise ConfigError(f"{show(text)} is no simulated node: {SIMULATE_ALLOWED}") from None
     return [each] * number
 
 
@@ -254,12 +265,12 @@ def _read(path: Path, required: bool) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         if required:
-            raise UserError(f"{path}: no such file") from None
+            raise ConfigError(f"{path}: no such file") from None
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not TOML: {error}") from None
+        raise ConfigError(f"{path}: not TOML: {error}") from None
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 def _from_table(table: dict[str, Any], source: str) -> Config:
@@ -272,14 +283,14 @@ def _from_table(table: dict[str, Any], source: str) -> Config:
         try:
             index = parse_integer(key, 0, 1023)
         except UserError:
-            raise UserError(f"{source}: gpu.{key}: a GPU's index is allowed, like [gpu.0]") from None
+            raise ConfigError(f"{source}: gpu.{key}: a GPU's index is allowed, like [gpu.0]") from None
         gpus[index] = Boot(**_take(_table(own, f"gpu.{key}", source), _BOOT, source, f"gpu.{key}."))
     return Config(**values, boot=Boot(**boot), gpu=gpus, control=ControlConfig(**control), source=source)
 
 
 def _table(value: Any, name: str, source: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{source}: {name} = {show(value)}: a table is allowed, like [{name}]")
+        raise ConfigError(f"{source}: {name} = {show(value)}: a table is allowed, like [{name}]")
     return value
 
 
@@ -292,17 +303,21 @@ def _take(
         if key not in parsers:
             if flags_only:
                 continue
-            raise UserError(f"{source}: unknown key {prefix}{show(key)[1:-1]}: {', '.join(parsers)} are allowed here")
+            raise ConfigError(f"{source}: unknown key {prefix}{show(key)[1:-1]}: {', '.join(parsers)} are allowed here")
         try:
             values[key] = parsers[key](value)
         except ValueError as error:
             where = f"--{key.replace('_', '-')}" if flags_only else f"{source}: {prefix}{key} ="
-            raise UserError(f"{where} {show(value)}: {error} is allowed") from None
+            raise ConfigError(f"{where} {show(value)}: {error} is allowed") from None
     return values
 
 
 def _check_places(config: Config) -> None:
-    """The tree is mounted over its folder: what lies below it would be hidden by the mount."""
+    """What lies below the tree would be hidden by the mount, and programs must be able to name their socket."""
+    room = SUN_PATH - len("/inst/.123456789012/gate.sock")
+    if len(os.fsencode(config.runtime_dir)) > room:
+        raise ConfigError(f"{config.source}: runtime_dir = {config.runtime_dir}: at most {room} bytes are allowed, or "
+                          "programs could not name the sockets in it")
     for name, place in (("runtime_dir", config.runtime_dir), ("lib_dir", config.lib_dir)):
         if place == config.mount or config.mount in place.parents:
-            raise UserError(f"{config.source}: {name} = {place}: the mount at {config.mount} would hide it")
+            raise ConfigError(f"{config.source}: {name} = {place}: the mount at {config.mount} would hide it")

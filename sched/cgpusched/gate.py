@@ -6,6 +6,7 @@ on that GPU already), EAGAIN (512 processes in that region already).
 """
 
 import errno
+import itertools
 import os
 import socket
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ class Tuning:
 
     presume_ns: int = 400_000
     """A turn that was cut leaves a presumed demand for so long after its drain."""
-    overlap_ns: int = 0
+    overlap_ns: int = 200_000
     """A client may acknowledge so much before its work ends; hides the hand-over."""
     overdue_ns: int = 50_000_000
     """Patience with a closed client, beside its reported work in flight, ..."""
@@ -37,8 +38,14 @@ class Tuning:
     """High priority: the sliding window that the percentage is of."""
     resume_ns: int = 5_000_000
     """High priority: begins when the window has so much room (or one of its kernels')."""
-    margin_ns: int = 300_000
+    margin_ns: int = 500_000
     """High priority: kept free of the percentage, for the way a close takes."""
+    excess_ns: int = 1_000_000
+    """High priority: by so much the percentage of a window may be passed: a kernel may just not fit."""
+    starve_ns: int = 5_000_000_000
+    """The watchdog's patience with the wait of somebody who is due, beside a round and one kernel of each other; ..."""
+    retry_ns: int = 5_000_000_000
+    """... then everybody shares plainly for so long, twice as long each time it happens again, up to 64 times."""
     span_ns: int = 625_000
     """Clients record an event about every span of device time."""
     high_span_ns: int = 300_000
@@ -46,6 +53,7 @@ class Tuning:
     window: int = 2
     """At most so many unfinished spans in flight."""
     high_window: int = 1
+    """Likewise, where the plan has a high-priority instance and their kernels are longer than a span."""
     grace_ns: int = 150_000
     """Idle so long after the last synchronise: let go."""
     bells_per_s: int = 4000
@@ -54,7 +62,7 @@ class Tuning:
 
 
 _CORE = ("presume_ns", "overlap_ns", "overdue_ns", "overdue_cap_ns", "noshow_ns", "backoff_cap_ns", "window_ns",
-         "resume_ns", "margin_ns")
+         "resume_ns", "margin_ns", "excess_ns", "starve_ns", "retry_ns")
 _SERVER = ("span_ns", "high_span_ns", "window", "high_window", "grace_ns", "bells_per_s", "mute_ns")
 
 
@@ -117,6 +125,10 @@ class GpuUse:
     overdue: int
     longest_wait_ns: int
     """How long the most patient runnable instance has been waiting."""
+    starved: int = 0
+    """Times that somebody who was due waited for too long, and everybody got plain sharing for a while."""
+    fallback: bool = False
+    """That is so now."""
 
 
 def _check(result: int) -> int:
@@ -152,6 +164,8 @@ class Gate:
         _check(lib.gate_new(c_tuning, out))
         self._server = out[0]
         self._regions: dict[int, dict[str, Region]] = {}
+        self._instances: dict[str, int] = {}
+        self._numbers = itertools.count(1)
 
     def __enter__(self) -> Self:
         return self
@@ -188,11 +202,15 @@ class Gate:
         self._regions[index] = {}
 
     def add_region(self, gpu: int, id: str, mem_limit: int) -> Region:
-        """A new region; it gets no turn before a plan names it."""
+        """A new region; it gets no turn before a plan names it.
+
+        Regions of one ``id`` on several GPUs have their turns together (csrc/gate/gang.h).
+        """
         if id in self._regions.get(gpu, {}):
             raise OSError(errno.EEXIST, f"{id} has a region on GPU {gpu} already")
         handle, fds = ffi.new("uint64_t *"), ffi.new("int[3]")
-        _check(lib.gate_add_region(self._alive(), gpu, mem_limit, handle, fds))
+        instance = self._instances.setdefault(id, next(self._numbers))
+        _check(lib.gate_add_region(self._alive(), gpu, instance, mem_limit, handle, fds))
         region = Region(gpu, id, fds[0], fds[1], fds[2], handle[0])
         self._regions[gpu][id] = region
         return region
@@ -201,6 +219,8 @@ class Gate:
         """Its descriptors close here; processes that still have it share without us from then on."""
         _check(lib.gate_remove_region(self._alive(), region.handle))
         del self._regions[region.gpu][region.id]
+        if not any(region.id in made for made in self._regions.values()):
+            self._instances.pop(region.id, None)
 
     def region(self, gpu: int, id: str) -> Region | None:
         """That instance's region on that GPU."""
@@ -255,7 +275,8 @@ class Gate:
         """Up to now."""
         use = ffi.new("struct gate_gpu_use *")
         _check(lib.gate_gpu_used(self._alive(), gpu, use))
-        return GpuUse(use.busy_ns, use.turns, bool(use.native), use.fallbacks, use.overdue, use.longest_wait_ns)
+        return GpuUse(use.busy_ns, use.turns, bool(use.native), use.fallbacks, use.overdue, use.longest_wait_ns,
+                      use.starved, bool(use.fallback))
 
     def regions(self, gpu: int) -> Mapping[str, Region]:
         """All regions of a GPU, by instance."""

@@ -86,9 +86,9 @@ class State:
         """The instances that share this GPU, in the order of their turns."""
         return [instance for instance in self.instances.values() if gpu in instance.shares]
 
-    def find(self, gpu: int, short: str) -> Instance | None:
-        """The instance whose directory on this GPU is ``short`` (the first 12 characters of its ID)."""
-        return next((instance for instance in self.on_gpu(gpu) if instance.short == short), None)
+    def find(self, name: str) -> Instance | None:
+        """By full ID, or by the 12 characters that the tree shows (two instances never share those)."""
+        return self.instances.get(name) or next((one for one in self.instances.values() if one.short == name), None)
 
     def weight_sum(self, gpu: int) -> int:
         """The sum of the weights on this GPU; never above its max_inst."""
@@ -256,11 +256,10 @@ class State:
         if ident in self.instances:
             raise CommandError(EEXIST, f"create {ident}: that instance exists")
         # Also across GPUs: whoever types 12 characters must mean one instance, wherever it is.
-        for other in self.instances.values():
-            if other.short == ident[:12]:
-                raise CommandError(
-                    EEXIST, f"create {ident}: the first 12 characters are those of instance {other.id}; they name it"
-                )
+        if other := self.find(ident[:12]):
+            raise CommandError(
+                EEXIST, f"create {ident}: the first 12 characters are those of instance {other.id}; they name it"
+            )
 
     def _check_gpus(self, node: str, gpus: tuple[int, ...]) -> None:
         if not 1 <= len(gpus) <= GPUS_MAX:

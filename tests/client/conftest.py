@@ -27,7 +27,7 @@ MAGIC, VERSION = 0x75706763, 1
 SLOTS, CTL, REPORT, SLOT = 512, 4096, 4096 + 512 * 256, 256
 WAIT = 10.0
 FIELDS = {"gen": (0, "<I"), "pid": (4, "<I"), "opened": (64, "<Q"), "acked": (72, "<Q"), "drained": (80, "<Q"),
-          "idle": (88, "<Q"), "demand": (96, "<I"), "inflight": (104, "<Q"), "mem": (128, "<Q"),
+          "idle": (88, "<Q"), "demand": (96, "<I"), "inflight": (104, "<Q"), "end": (120, "<Q"), "mem": (128, "<Q"),
           "launches": (192, "<Q"), "ungated": (200, "<Q"), "length": (216, "<Q"), "dirty": (224, "<Q")}
 F_ADD_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 16, 2, 4
 
@@ -54,7 +54,8 @@ def client_build(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     cuda = compile_c(bare / "libcuda.so.1", "tests/client/fakecuda.c", *shared, "-Wl,-Bsymbolic,-soname,libcuda.so.1")
     nvml = compile_c(bare / "libnvidia-ml.so.1", "tests/client/fakenvml.c", *shared, "-Wl,-soname,libnvidia-ml.so.1")
     subprocess.run([sys.executable, str(ROOT / "csrc/tables/emit.py"), str(tables)], check=True)
-    hook = sorted(str(path.relative_to(ROOT)) for part in ("hook", "client") for path in (ROOT / "csrc" / part).glob("*.c"))
+    hook = sorted(str(path.relative_to(ROOT)) for part in ("hook", "client")
+                  for path in (ROOT / "csrc" / part).glob("*.c"))
     built = compile_c(base / "libcgpu-hook.so.1", *hook, f"-I{tables}", *shared,
                       "-Wl,-soname,libcgpu-hook.so.1,-z,now,-z,nodelete", "-ldl", "-lpthread")
     install_proxies(Driver(cuda, nvml), hooked, built)
@@ -129,7 +130,7 @@ class Daemon:
     def __init__(self, path: Path, gpus: int = 1) -> None:
         self.path = path
         self.pages = [Page() for _ in range(gpus)]
-        self.clients: dict[int, tuple[socket.socket, int]] = {}  # slot: connection, agent eventfd
+        self.clients: dict[int, tuple[socket.socket, socket.socket]] = {}  # slot: connection, our end towards the agent
         self.joined = 0
         self.lock = threading.Lock()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,15 +169,19 @@ class Daemon:
         assert (magic, version) == (MAGIC, VERSION)
         slot = self.joined
         self.joined += 1
-        agent = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        fds = [agent]
+        # as the real daemon does it: what a client writes to its end comes to us and wakes nobody there
+        agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        agent.setblocking(False)
+        fds = [theirs.fileno()]
         welcome = struct.pack("<IIiI", MAGIC, VERSION, 0, len(self.pages)) + b"i".ljust(136, b"\0") + bytes(128)
         for index, page in enumerate(self.pages):
             struct.pack_into("<I", page.ctl, 320 + 4 * slot, slot + 1)
             fds += [page.ctl_fd, page.report_fd, page.bell]
             welcome += bytes([index + 1]) * 16 + struct.pack("<IIIIQQ", index, slot, slot + 1, 0, 1 << 34, 1 << 35)
         welcome = welcome.ljust(280 + 48 * 16, b"\0")
+        theirs.setblocking(False)
         connection.sendmsg([welcome], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        theirs.close()
         with self.lock:
             self.clients[slot] = (connection, agent)
 
@@ -184,7 +189,7 @@ class Daemon:
         with self.lock:
             connection, agent = self.clients.pop(slot)
         connection.close()
-        os.close(agent)
+        agent.close()
         for page in self.pages:
             struct.pack_into("<I", page.ctl, 320 + 4 * slot, 0)
 
@@ -206,7 +211,8 @@ class Daemon:
     def poke(self) -> None:
         with self.lock:
             for _, agent in self.clients.values():
-                os.eventfd_write(agent, 1)
+                with contextlib.suppress(OSError):
+                    agent.send((1).to_bytes(8, "little"))
 
     def flags(self, value: int) -> None:
         struct.pack_into("<I", self.page.ctl, 80, value)
@@ -220,7 +226,7 @@ class Daemon:
         with self.lock:
             for connection, agent in self.clients.values():
                 connection.close()
-                os.close(agent)
+                agent.close()
             self.clients.clear()
 
     def close(self) -> None:

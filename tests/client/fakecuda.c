@@ -122,6 +122,9 @@ API CUresult cuEventCreate(CUevent *e, unsigned flags)
 API CUresult cuEventDestroy_v2(CUevent e) { free(e); return CUDA_SUCCESS; }
 API CUresult cuEventRecord(CUevent e, CUstream s)
 {
+    const char *slow = getenv("FAKE_SLOW_RECORD_US"); /* a driver that takes its time before the call takes effect */
+    if (slow)
+        usleep((useconds_t)atoi(slow));
     s = real_stream(s);
     if (s->capturing) {
         s->capturing = 2; /* not what a real driver does, but nothing of ours may ever land in a capture */

@@ -98,7 +98,7 @@ class FakeGate:
         return SimpleNamespace(busy_ns=busy, turns=0, waiting=busy > 0, holding=False, overdue=0)
 
     def gpu_usage(self, gpu: int) -> Any:
-        return SimpleNamespace(busy_ns=0, turns=0, native=False, fallbacks=0)
+        return SimpleNamespace(busy_ns=0, turns=0, native=False, fallbacks=0, starved=0, fallback=False)
 
     def close(self) -> None:
         for region in list(self.regions):
@@ -150,7 +150,7 @@ HELLO = struct.pack("<IIII48x", 0x75706763, 1, 4242, 0)
 
 
 class Program:
-    """A client as csrc/client/client.c is one: says hello, takes the welcome and its descriptors."""
+    """A client as csrc/client/offer.c is one: says hello, takes the welcome and its descriptors."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self.sock = sock

@@ -59,6 +59,24 @@ async def test_descriptors_are_agent_then_control_report_bell_of_each_gpu(world:
     assert all(fcntl(program.fds[i], F_GET_SEALS) & F_SEAL_SHRINK for i in (1, 2)), "a shrunk page would kill us"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+async def test_a_users_socket_is_not_for_others_to_fill(world: Any) -> None:
+    """Who may not attach must not be able to take up the connections of those who may."""
+    path = create(world, owner=4711)
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o600, 4711)
+    code = """if True:
+        import os, socket, sys
+        os.chdir(sys.argv[1])  # as root: the test's own folders are root's alone, and so may this Python be
+        os.setgroups([])
+        os.setresuid(*[int(sys.argv[2])] * 3)
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect("gate.sock")
+    """
+    for uid, word in ((4711, b""), (4712, b"PermissionError")):
+        command = [sys.executable, "-c", code, str(path.parent), str(uid)]
+        done = await trio.run_process(command, check=False, capture_stderr=True)
+        assert word in done.stderr and (done.returncode == 0) is (uid == 4711), done.stderr
+
+
 async def test_folder_socket_and_limits_are_everybodys_to_reach(world: Any) -> None:
     path = create(world, gpus=(0, 1), memsize=(GIB, 2 * GIB))
     assert stat.S_IMODE(path.stat().st_mode) == 0o666

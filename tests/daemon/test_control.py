@@ -6,12 +6,15 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from cgpusched.commands import Create
 from cgpusched.config import ControlConfig
@@ -19,6 +22,7 @@ from cgpusched.daemon import control
 from cgpusched.daemon.access import Access
 from cgpusched.daemon.control import Control, ControlServer
 from cgpusched.daemon.peers import Peer, identify
+from cgpusched.errors import UserError
 
 GIB = 1 << 30
 GROUP = 4711
@@ -29,9 +33,9 @@ class Lives:
         self.calls: list[tuple[str, ...]] = []
         self.count = 0
 
-    def begin(self, ident: str, socket: str, pidfd: int) -> None:
+    def begin(self, ident: str, socket: str, pidfd: int, owner: int) -> None:
         os.close(pidfd)
-        self.calls.append(("begin", ident, socket))
+        self.calls.append(("begin", ident, socket, owner))
 
     def join(self, ident: str, pidfd: int) -> None:
         os.close(pidfd)
@@ -53,7 +57,7 @@ class Desk:
         self.uid, self.groups = 0, frozenset({0})
         self.path = world.runtime / "control.sock"
         self.control = Control(
-            world.state, world.system.apply, Access(config, {"gpu": GROUP}.get), self.lives,
+            world.state, partial(world.system.apply, log_refusal=False), Access(config, {"gpu": GROUP}.get), self.lives,
             lambda ident: {"CGPU_SOCKET": str(world.clients.socket(ident)), "CGPU_SIM_DIR": "/sim"},
             Path("/lib/dir"), lambda: {"gpus": []}, world.clients.count,
         )  # fmt: skip
@@ -138,7 +142,7 @@ async def test_run_makes_an_ephemeral_instance(open_desk: Any, world: Any) -> No
     assert reply == {"ok": True, "id": ident, "socket": path, "lib_dir": "/lib/dir",
                      "env": {"CGPU_SOCKET": path, "CGPU_SIM_DIR": "/sim"}}  # fmt: skip
     assert world.state.instances[ident].ephemeral
-    assert desk.lives.calls == [("begin", ident, path)]
+    assert desk.lives.calls == [("begin", ident, path, 0)]
     assert Path(path).is_socket()
 
 
@@ -314,12 +318,62 @@ async def test_one_users_connections_are_few(open_desk: Any, monkeypatch: Any) -
         await line(second)
         async with await desk.connect() as third:
             with trio.fail_after(5):
+                answer = json.loads(await line(third))
+                assert answer["errno"] == "EAGAIN" and "uid 1000 has 2 of at most 2" in answer["error"]
                 assert await third.receive_some(1) == b""
-        desk.become(0)
+        desk.become(1001)
         assert (await desk.ask("list"))["ok"], "another user's"
     with trio.fail_after(5):
         while desk.server._users:  # nobody is remembered
             await trio.sleep(0.01)
+
+
+async def test_root_does_not_wait_for_a_user_database_that_hangs(open_desk: Any) -> None:
+    desk = await open_desk(group="gpu")
+    hang = threading.Event()
+    object.__setattr__(desk.control.access, "lookup", lambda name: hang.wait(10) and None)
+    desk.become(1000, 1000)
+    async with trio.open_nursery() as asking:
+        try:
+            for number in range(3):
+                asking.start_soon(partial(desk.ask, "create", id=f"user{number}", memsize=[GIB]))
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            desk.become(0)
+            assert (await desk.ask("create", id="root", memsize=[GIB]))["ok"]
+            assert not hang.is_set()
+        finally:
+            hang.set()
+
+
+async def test_other_users_together_leave_room_for_root(open_desk: Any, monkeypatch: Any) -> None:
+    """A user can have many uids (those of his user namespaces), and so many times one user's connections."""
+    monkeypatch.setattr(control, "CONNECTIONS_OF_OTHERS", 3)
+    desk = await open_desk()
+    streams = []
+    for uid in (1000, 1001, 1002):
+        desk.become(uid)
+        streams.append(await desk.connect())
+        await streams[-1].send_all(b'{"do": "list"}\n')
+        assert json.loads(await line(streams[-1]))["ok"]
+    desk.become(1003)
+    answer = await desk.ask("list")
+    assert answer["errno"] == "EAGAIN" and "all users 3 of 3" in answer["error"]
+    desk.become(0)
+    for _ in range(5):
+        assert (await desk.ask("list"))["ok"]
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_what_others_are_refused_does_not_fill_the_log(open_desk: Any, caplog: Any) -> None:
+    desk = await open_desk(group="gpu")
+    for uid in (1000, 0):
+        desk.become(uid, GROUP)
+        caplog.clear()
+        for _ in range(30):
+            assert (await desk.ask("create", id="one", gpus=[7], memsize=[GIB]))["errno"] == "EINVAL"
+        lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+        assert len(lines) == (30 if uid == 0 else 10) and all(f"uid={uid} " in text for text in lines)
 
 
 async def test_a_bug_costs_one_connection(open_desk: Any, caplog: Any) -> None:
@@ -347,7 +401,7 @@ async def test_a_left_over_socket_is_replaced_and_removed(open_desk: Any, world:
 async def test_a_file_in_the_sockets_place_is_not(world: Any) -> None:
     desk = Desk(world, ControlConfig())
     desk.path.write_text("mine")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(UserError, match="cannot listen at .*control.sock: not a socket"):
         await desk.server.serve()
     assert desk.path.read_text() == "mine"
 

@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,9 @@ class Daemon:
     def __init__(self, world: Any, nursery: trio.Nursery) -> None:
         self.world = world
         self.path = world.runtime / "control.sock"
+        self.lib = world.runtime / "lib"
+        self.lib.mkdir()
+        (self.lib / "libcuda.so.1").touch()
         self.lives = Lifetimes(nursery, world.clients.count, lambda ident: world.system.apply(Destroy(ident)))
         world.clients._on_detach = self.lives.detached
         world.system.on_change.append(
@@ -35,7 +41,7 @@ class Daemon:
         control = Control(
             world.state, world.system.apply, Access(ControlConfig()), self.lives,
             lambda ident: {"CGPU_SOCKET": str(world.clients.socket(ident)), "CGPU_SIM_DIR": "/sim/dir"},
-            Path("/our/lib"), dict, world.clients.count,
+            self.lib, lambda: {"version": "1", "simulated": False, "gpus": []}, world.clients.count,
         )  # fmt: skip
         self.server = ControlServer(self.path, control.answer)
 
@@ -63,9 +69,16 @@ async def test_run_hands_on_environment_and_exit_status(daemon: Daemon, until: A
                             env={**os.environ, "LD_LIBRARY_PATH": "/theirs"})  # fmt: skip
     assert (done.returncode, done.stderr) == (42, b"")
     env = json.loads(done.stdout)
-    assert env["LD_LIBRARY_PATH"] == "/our/lib:/theirs"
+    assert env["LD_LIBRARY_PATH"] == f"{daemon.lib}:/theirs"
     assert env["CGPU_SOCKET"] == str(daemon.world.clients.socket("mine"))
     assert env["CGPU_SIM_DIR"] == "/sim/dir"
+    await until(lambda: not daemon.ids)
+
+
+async def test_a_program_never_runs_without_its_limits(daemon: Daemon, until: Any) -> None:
+    (daemon.lib / "libcuda.so.1").unlink()
+    done = await daemon.ctl("run", "--mem", "1GiB", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (125, b"") and b"would run without its limits" in done.stderr
     await until(lambda: not daemon.ids)
 
 
@@ -110,7 +123,7 @@ async def test_sigpipe_is_as_cmd_expects(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(("cmd", "status"), [("/no/such/thing", 127), ("no-such-command", 127), ("/etc/passwd", 126),
-                                             ("/", 126)])  # fmt: skip
+                                             ("/", 126), ("", 127)])  # fmt: skip
 async def test_what_cannot_be_executed(daemon: Daemon, until: Any, cmd: str, status: int) -> None:
     done = await daemon.ctl("run", "--mem", "1GiB", "--", cmd)
     assert done.returncode == status
@@ -244,9 +257,69 @@ async def test_a_socket_path_longer_than_an_address(world: Any, nursery: trio.Nu
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("command", ["ctl", "smi"])
+async def test_output_that_cannot_be_written(daemon: Daemon, command: str) -> None:
+    arguments = [sys.executable, "-m", f"cgpusched.cli.{command}", "--socket", str(daemon.path),
+                 *(["list"] if command == "ctl" else [])]  # fmt: skip
+    with open("/dev/full", "w") as full:
+        done = await trio.run_process(arguments, stdout=full, capture_stderr=True, check=False)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"cannot write: No space left" in done.stderr
+    closed = ["sh", "-c", '"$@" >&- 2>&-', "sh", *arguments]
+    assert (await trio.run_process(closed, check=False)).returncode == 0
+
+
 def test_help_and_version(capsys: Any) -> None:
     for arguments in (["--help"], ["run", "--help"], ["create", "--help"], ["--version"]):
         with pytest.raises(SystemExit) as info:
             ctl.main(arguments)
         assert info.value.code == 0
     assert "cgpuctl" in capsys.readouterr().out
+
+
+def test_many_at_once_wait_instead_of_failing(tmp_path: Path) -> None:
+    """A daemon that is slow to accept has a full queue: that is no reason to give up at once."""
+    path = tmp_path / "sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        answers: list[Any] = []
+        asking = [threading.Thread(target=lambda: answers.append(link.ask(str(path), "list"))) for _ in range(8)]
+        for one in asking:
+            one.start()
+        time.sleep(0.3)  # by then all but two have met the full queue
+        for _ in asking:
+            listener.settimeout(10)
+            with listener.accept()[0] as sock:
+                sock.recv(1000)
+                sock.sendall(b'{"ok": true}\n')
+        for one in asking:
+            one.join(10)
+    assert answers == [{"ok": True}] * 8
+
+
+def test_a_queue_that_stays_full_is_given_up_on(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(link, "TIMEOUT_SECONDS", 1.0)
+    path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as taken:
+        listener.bind(path)
+        listener.listen(0)
+        taken.connect(path)
+        with pytest.raises(link.NoDaemon, match="gave up after 1 s"):
+            link.ask(path, "list")
+
+
+def test_a_reason_given_before_hanging_up_is_shown(tmp_path: Path) -> None:
+    path = str(tmp_path / "sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+
+        def refuse() -> None:
+            with listener.accept()[0] as sock:
+                sock.sendall(b'{"ok": false, "error": "too many", "errno": "EAGAIN"}\n')
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(link.Refused, match="too many"):
+            link.ask(path, "create", id="x" * 50_000)
+        thread.join(10)

@@ -125,6 +125,19 @@ def test_run_and_its_end(cgpud: Cgpud) -> None:
     assert cgpud.stop() == 0
 
 
+def test_without_standard_streams(cgpud: Cgpud) -> None:
+    """What is opened first must not become what everybody takes for stderr."""
+    env = {**os.environ, "NOTIFY_SOCKET": str(cgpud.base / "notify")}
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *cgpud.command()]
+    cgpud.process = subprocess.Popen(command, env=env)
+    cgpud.log.touch()
+    cgpud.expect("READY=1")
+    streams = {os.readlink(f"/proc/{cgpud.process.pid}/fd/{number}") for number in range(3)}
+    assert streams == {"/dev/null"}
+    assert (cgpud.tree / "version").read_text()
+    assert cgpud.stop() == 0
+
+
 def test_a_second_daemon_is_refused(cgpud: Cgpud) -> None:
     cgpud.start()
     assert cgpud.process is not None

@@ -29,7 +29,7 @@ class Bench:
         self.ended.append(ident)
         self.lives.forget(ident)
 
-    def scan(self, variable: str, value: str) -> list[int]:
+    def scan(self, variable: str, value: str, owner: int) -> list[int]:
         assert (variable, value) == ("CGPU_SOCKET", SOCKET)
         self.scans += 1
         return self.found.pop(0) if self.found else []
@@ -65,7 +65,7 @@ async def no_descriptor_is_left() -> AsyncIterator[None]:
 
 async def test_ends_with_its_anchor(bench: Bench, process: Any, until: Any) -> None:
     anchor = process()
-    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid), 0)
     await trio.testing.wait_all_tasks_blocked(0.02)
     assert bench.lives.anchors("one") == 1 and not bench.ended and bench.scans == 0
     anchor.kill()
@@ -76,7 +76,7 @@ async def test_ends_with_its_anchor(bench: Bench, process: Any, until: Any) -> N
 
 async def test_a_joined_process_keeps_it(bench: Bench, process: Any, until: Any) -> None:
     first, second = process(), process()
-    bench.lives.begin("one", SOCKET, os.pidfd_open(first.pid))
+    bench.lives.begin("one", SOCKET, os.pidfd_open(first.pid), 0)
     bench.lives.join("one", os.pidfd_open(second.pid))
     first.kill()
     await until(lambda: bench.lives.anchors("one") == 1)
@@ -89,7 +89,7 @@ async def test_a_joined_process_keeps_it(bench: Bench, process: Any, until: Any)
 async def test_an_attached_client_keeps_it(bench: Bench, process: Any, until: Any) -> None:
     anchor = process()
     bench.clients = 1
-    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid), 0)
     anchor.kill()
     await until(lambda: bench.lives.anchors("one") == 0)
     await trio.testing.wait_all_tasks_blocked(0.05)
@@ -102,7 +102,7 @@ async def test_an_attached_client_keeps_it(bench: Bench, process: Any, until: An
 async def test_a_process_with_the_environment_keeps_it(bench: Bench, process: Any, until: Any) -> None:
     anchor, child, grandchild = process(), process(), process()
     bench.found = [[os.pidfd_open(child.pid)], [], [os.pidfd_open(grandchild.pid)]]
-    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid), 0)
     anchor.kill()
     await until(lambda: bench.scans == 1 and bench.lives.anchors("one") == 1)
     child.kill()
@@ -115,7 +115,7 @@ async def test_a_process_with_the_environment_keeps_it(bench: Bench, process: An
 
 async def test_destroyed_by_somebody_else(bench: Bench, process: Any) -> None:
     anchor = process()
-    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid))
+    bench.lives.begin("one", SOCKET, os.pidfd_open(anchor.pid), 0)
     await trio.testing.wait_all_tasks_blocked()
     bench.lives.forget("one")
     await trio.testing.wait_all_tasks_blocked()
@@ -155,3 +155,37 @@ async def test_started_with_takes_a_few(process: Any) -> None:
     for fd in found:
         os.close(fd)
     assert len(found) == lifetime.SCAN_ENOUGH
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start programs of other users")
+async def test_only_its_owner_can_keep_an_instance(process: Any) -> None:
+    mine = f"/somewhere/{os.getpid()}/owned.sock"
+    env = {"CGPU_SOCKET": mine}
+    users = {uid: process(env=env, user=uid).pid for uid in (0, 4711, 4712)}
+    for owner, expected in ((4711, {users[0], users[4711]}), (0, set(users.values()))):
+        found = started_with("CGPU_SOCKET", mine, owner)
+        pids = {pid_of(fd) for fd in found}
+        for fd in found:
+            os.close(fd)
+        assert pids == expected
+
+
+async def test_settled_waits_for_what_ends_now_and_not_for_what_ends_later(
+    bench: Bench, process: Any, until: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(lifetime, "SCAN_PAUSE_SECONDS", 0.3)
+    first, second = process(), process()
+    bench.lives.begin("one", SOCKET, os.pidfd_open(first.pid), 0)
+    bench.lives.begin("two", SOCKET, os.pidfd_open(second.pid), 0)
+    first.kill()
+    await until(lambda: bench.scans == 1)
+    async with trio.open_nursery() as waiting:
+
+        async def wait() -> None:
+            await bench.lives.settled()
+            assert bench.ended == ["one"]
+
+        waiting.start_soon(wait)
+        await trio.sleep(0.2)
+        second.kill()
+    await until(lambda: bench.ended == ["one", "two"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cgpusched import fields
 from cgpusched.daemon import logs
 
 
@@ -16,11 +17,11 @@ from cgpusched.daemon import logs
     ("a\nb\x1b[0m", '"a\\nb\\x1b[0m"'), ("back\\slash", '"back\\\\slash"'), ("ü", "ü"), ("\u202e", '"\\u202e"'),
 ])  # fmt: skip
 def test_quote(value: object, shown: str) -> None:
-    assert logs.quote(value) == shown
+    assert fields.quote(value) == shown
 
 
 def test_pairs_leave_none_out() -> None:
-    assert logs.pairs(a=1, b=None, c="x y") == 'a=1 c="x y"'
+    assert fields.pairs(a=1, b=None, c="x y") == 'a=1 c="x y"'
 
 
 def record(message: str, level: int = logging.WARNING, exc_info: Any = None) -> logging.LogRecord:

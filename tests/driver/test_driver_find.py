@@ -187,7 +187,7 @@ def bytes_of_a_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "a.so").read_bytes()
 
 
-@settings(max_examples=300, deadline=2000, print_blob=False, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_file_is_refused_in_one_line_or_read(
         bytes_of_a_library: bytes, tmp_path: Path, data: st.DataObject) -> None:

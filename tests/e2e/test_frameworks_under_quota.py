@@ -1,4 +1,4 @@
-"""Unmodified numba-cuda and cuda-bindings in an instance: what `make test-frameworks` adds to the programs of our own."""
+"""Unmodified numba-cuda and cuda-bindings in an instance; needs what `make test-frameworks` installs."""
 
 import os
 from pathlib import Path

@@ -107,7 +107,7 @@ class Client:
         self.parked: list[Callable[[], None]] = []
         self.pumping: int | None = None
         self.kernel = 0
-        self.launched = 0
+        self.launched = self.at_open = 0
         # the control page
         self.word = 0
         self.granted = False
@@ -154,6 +154,7 @@ class Client:
                 self.acked = self.drained = self.idled = 0
                 self.opened = self.word
                 self.open = True
+                self.at_open = self.launched  # a turn has one kernel at least
                 self.sim.note("opened", self.i)
 
     def pump(self) -> None:
@@ -171,7 +172,8 @@ class Client:
                     return
                 self.demand = False
                 ahead = max(self.last_end - now, 0)
-                if self.deadline and now + ahead + SPAN // 2 > self.deadline:
+                late = self.deadline and now + ahead + max(self.op[1], SPAN) // 2 > self.deadline
+                if late and self.launched > self.at_open:
                     self.let_go(idle=False)
                     continue
                 # at most WINDOW unfinished spans, a span being at least one kernel

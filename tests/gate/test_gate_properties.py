@@ -53,13 +53,14 @@ def test_any_events_keep_the_invariants(steps):
                 assert epoch not in epochs
                 epochs.add(epoch)
                 assert deadline == 0 or deadline >= now
-                assert plan.native or all(core.c.entity[i].phase != lib.CORE_CLOSING for i in range(ENTITIES + 1))
+                assert plan.native or core.c.fallback or all(
+                        core.c.entity[i].phase != lib.CORE_CLOSING for i in range(ENTITIES + 1))
         quanta = {t.entity: t.quantum_ns for t in plan.turn[0:plan.count]}
         for i in range(lib.CORE_ENTITIES):
             if core.c.entity[i].phase == lib.CORE_OPEN:
                 assert core.c.entity[i].alive and quanta.get(i), "paused, unnamed or gone, and open"
                 opened.append(i)
-        assert plan.native or len(opened) <= 1
+        assert plan.native or core.c.fallback or len(opened) <= 1  # fallback: nobody had looked for seconds
         assert core.c.total_ns == now
         if "leave" not in {s[1][0] for s in steps}:
             assert core.c.total_ns == core.c.idle_ns + sum(core.c.entity[i].busy_ns for i in range(ENTITIES + 1))

@@ -1,5 +1,6 @@
 """The real scheduler thread against clients that map what it hands out."""
 
+import contextlib
 import errno
 import os
 import random
@@ -44,8 +45,20 @@ def test_page_says_what_the_client_needs(gate):
         assert not client.granted and client.word != 0
         gate.set_memory(region, 2 * GIB, 5)
         assert (client.ctl("mem_limit"), client.ctl("mem_other")) == (2 * GIB, 5)
-        gate.set_plan(0, GpuPlan((Turn("a", 5 * MS, high=True),)))
+
+
+def test_what_a_high_priority_instance_waits_for_is_kept_short(gate):
+    region, high = instances(gate, "a", "high")
+    with FakeClient(gate, region) as client, FakeClient(gate, high) as other:
+        gate.set_plan(0, GpuPlan((Turn("a", 5 * MS), Turn("high", 5 * MS, high=True))))
+        assert (client.ctl("span_ns"), client.ctl("window")) == (300_000, 2)
+        assert (other.ctl("span_ns"), other.ctl("window")) == (300_000, 2)
+        client.set(kernel_ns=MS)
+        client.ask()
+        client.accept()
         assert (client.ctl("span_ns"), client.ctl("window")) == (300_000, 1)
+        gate.set_plan(0, GpuPlan((Turn("a", 5 * MS), Turn("high", 5 * MS))))
+        assert (client.ctl("span_ns"), client.ctl("window")) == (625_000, 2)
 
 
 def test_grant_comes_alone_without_a_deadline(gate):
@@ -210,6 +223,40 @@ def test_close_leaves_the_gates_open():
         assert not b.granted
     with pytest.raises(ValueError):
         gate.loops  # noqa: B018
+
+
+# ---- several GPUs ----
+
+def test_an_instance_over_two_gpus_has_its_turns_on_both_at_once(gate):
+    gate.add_gpu(1, bytes(16), 24 * GIB)
+    regions = {(gpu, name): gate.add_region(gpu, name, GIB) for gpu in (0, 1) for name in ("a", "b")}
+    for gpu in (0, 1):
+        gate.set_plan(gpu, GpuPlan((Turn("a", 5 * MS), Turn("b", 5 * MS))))
+    with contextlib.ExitStack() as stack:
+        clients = {key: stack.enter_context(FakeClient(gate, region)) for key, region in regions.items()}
+        a0, a1, b0, b1 = clients[0, "a"], clients[1, "a"], clients[0, "b"], clients[1, "b"]
+        for client in clients.values():
+            client.ask()
+        mixed = turns = 0
+        end = time.monotonic() + 10
+        while turns < 40:
+            assert time.monotonic() < end
+            open_ = [client for client in clients.values() if client.granted]
+            words = [(client, client.accept()) for client in open_ if client.granted]
+            if len(words) == 2:
+                names = {client.region.id for client, _ in words}
+                turns, mixed = turns + 1, mixed + (len(names) > 1)
+            for client, word in words:
+                client.ask()
+                client.let_go(word)
+        assert mixed <= 2  # at first each is an instance of one GPU
+        # one that ends gives what was reserved for it back at once, on both
+        for region in (regions[0, "a"], regions[1, "a"]):
+            gate.remove_region(region)
+        a0.attached = a1.attached = False
+        for client in (b0, b1):
+            client.ask()
+            client.accept()
 
 
 # ---- life, figures, limits ----

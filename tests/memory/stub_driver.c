@@ -361,7 +361,7 @@ NVML(nvmlDeviceGetBAR1MemoryInfo, nvmlDevice_t device, nvmlBAR1Memory_t *memory)
     *memory = (nvmlBAR1Memory_t){1 << 30, (1 << 30) - (1 << 20), 1 << 20};
     return NVML_SUCCESS;
 }
-static nvmlReturn_t list(unsigned int *count, void *entries, size_t size)
+static nvmlReturn_t list(unsigned int *count, void *entries, size_t size, size_t pid)
 {
     unsigned int room = *count;
     *count = process_count;
@@ -369,12 +369,53 @@ static nvmlReturn_t list(unsigned int *count, void *entries, size_t size)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned int i = 0; i < process_count; i++) {
         memset((char *)entries + i * size, 0xee, size);
-        memcpy((char *)entries + i * size, &process_pids[i], 4);
+        memcpy((char *)entries + i * size + pid, &process_pids[i], 4);
     }
     return NVML_SUCCESS;
 }
 #define LIST(name, type) \
-    NVML(name, nvmlDevice_t device, unsigned int *count, type *entries) { (void)device; return list(count, entries, sizeof(type)); }
+    NVML(name, nvmlDevice_t device, unsigned int *count, type *entries) \
+    { \
+        (void)device; \
+        return list(count, entries, sizeof(type), offsetof(type, pid)); \
+    }
+NVML(nvmlDeviceGetAccountingPids, nvmlDevice_t device, unsigned int *count, unsigned int *pids)
+{
+    (void)device;
+    return list(count, pids, sizeof *pids, 0);
+}
+NVML(nvmlDeviceGetAccountingStats, nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
+{
+    (void)device;
+    stats->time = pid;
+    return NVML_SUCCESS;
+}
+NVML(nvmlDeviceGetRunningProcessDetailList, nvmlDevice_t device, nvmlProcessDetailList_t *l)
+{
+    (void)device;
+    if (l->mode != 1)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return list(&l->numProcArrayEntries, l->procArray, sizeof *l->procArray, offsetof(nvmlProcessDetail_v1_t, pid));
+}
+NVML(nvmlDeviceGetProcessesUtilizationInfo, nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *l)
+{
+    (void)device;
+    if (l->lastSeenTimeStamp != 77)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return list(&l->processSamplesCount, l->procUtilArray, sizeof *l->procUtilArray, offsetof(nvmlProcessUtilizationInfo_v1_t, pid));
+}
+NVML(nvmlDeviceGetProcessUtilization, nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
+     unsigned long long since)
+{
+    (void)device;
+    if (since != 77)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!process_count)
+        return NVML_ERROR_NOT_FOUND;
+    return list(count, samples, sizeof *samples, offsetof(nvmlProcessUtilizationSample_t, pid));
+}
+LIST(nvmlDeviceGetEncoderSessions, nvmlEncoderSessionInfo_t)
+LIST(nvmlDeviceGetFBCSessions, nvmlFBCSessionInfo_t)
 LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
 LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t)
 LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
@@ -407,6 +448,9 @@ static const struct { const char *name; void *function; } driver[] = {
     ROW(nvmlDeviceGetGraphicsRunningProcesses), ROW(nvmlDeviceGetGraphicsRunningProcesses_v2),
     ROW(nvmlDeviceGetGraphicsRunningProcesses_v3), ROW(nvmlDeviceGetMPSComputeRunningProcesses),
     ROW(nvmlDeviceGetMPSComputeRunningProcesses_v2), ROW(nvmlDeviceGetMPSComputeRunningProcesses_v3),
+    ROW(nvmlDeviceGetAccountingPids), ROW(nvmlDeviceGetAccountingStats), ROW(nvmlDeviceGetRunningProcessDetailList),
+    ROW(nvmlDeviceGetProcessesUtilizationInfo), ROW(nvmlDeviceGetProcessUtilization), ROW(nvmlDeviceGetEncoderSessions),
+    ROW(nvmlDeviceGetFBCSessions),
 };
 
 static bool listed(const char *list, const char *name)

@@ -148,6 +148,16 @@ def test_without_an_instance(hook: Any) -> None:
     assert hook.lib.stub_join_count() == 1
 
 
+def crowd(hook: Any) -> None:
+    """On the card run this process, one in slot 3, one that died in slot 4, and 191 of other tenants."""
+    hook.start([GIB])
+    for slot, pid, owner in ((3, 4000001, 1), (4, 4000002, 0)):
+        hook.pages[0].map[4096 + 256 * slot:4096 + 256 * slot + 8] = (1 | pid << 32).to_bytes(8, "little")
+        hook.ctl[0].own(slot, owner)
+    pids = [4000000, os.getpid(), 4000001, 4000002, *range(4000100, 4000290)]
+    hook.lib.stub_processes(len(pids), (ctypes.c_uint * len(pids))(*pids))
+
+
 class Process(ctypes.Structure):
     _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_uint64), ("gi", ctypes.c_uint), ("ci", ctypes.c_uint)]
 
@@ -159,14 +169,8 @@ class ProcessV1(ctypes.Structure):
 @pytest.mark.parametrize("name", [f"nvmlDeviceGet{kind}RunningProcesses{suffix}" for suffix in ("", "_v2", "_v3")
                                   for kind in ("Compute", "Graphics", "MPSCompute")])
 def test_process_lists(hook: Any, name: str) -> None:
-    """The instance's own: this process, and the one in slot 3; not the dead one in slot 4."""
-    hook.start([GIB])
     kind = Process if name[-3:] in ("_v2", "_v3") else ProcessV1
-    for slot, pid, owner in ((3, 4000001, 1), (4, 4000002, 0)):
-        hook.pages[0].map[4096 + 256 * slot:4096 + 256 * slot + 8] = (1 | pid << 32).to_bytes(8, "little")
-        hook.ctl[0].own(slot, owner)
-    pids = [4000000, os.getpid(), 4000001, 4000002, *range(4000100, 4000290)]
-    hook.lib.stub_processes(len(pids), (ctypes.c_uint * len(pids))(*pids))
+    crowd(hook)
     entries, count, device = (kind * 8)(), ctypes.c_uint(8), handle(hook)
     assert hook.call(name, device, ctypes.byref(count), entries) == 0
     assert [entries[i].pid for i in range(count.value)] == [os.getpid(), 4000001]
@@ -177,3 +181,74 @@ def test_process_lists(hook: Any, name: str) -> None:
     hook.lib.stub_processes(1, (ctypes.c_uint * 1)(4000000))
     count.value = 0
     assert hook.call(name, device, ctypes.byref(count), None) == 0 and count.value == 0
+
+
+def structure(size: int, pid: int) -> Any:
+    """An entry of `size` bytes with its pid at an offset."""
+    class Entry(ctypes.Structure):
+        _fields_ = [("before", ctypes.c_uint8 * pid), ("pid", ctypes.c_uint),
+                    ("rest", ctypes.c_uint8 * (size - pid - 4))]
+
+    return Entry
+
+
+@pytest.mark.parametrize("name, size, pid", [("nvmlDeviceGetAccountingPids", 4, 0),
+                                             ("nvmlDeviceGetEncoderSessions", 32, 4),
+                                             ("nvmlDeviceGetFBCSessions", 48, 4)])
+def test_other_lists_of_processes(hook: Any, name: str, size: int, pid: int) -> None:
+    crowd(hook)
+    entries, count, device = (structure(size, pid) * 8)(), ctypes.c_uint(8), handle(hook)
+    assert hook.call(name, device, ctypes.byref(count), entries) == 0
+    assert [entries[i].pid for i in range(count.value)] == [os.getpid(), 4000001]
+    count.value = 0
+    assert hook.call(name, device, ctypes.byref(count), None) == 7 and count.value == 2
+
+
+def test_process_detail_list(hook: Any) -> None:
+    class Details(ctypes.Structure):
+        _fields_ = [("version", ctypes.c_uint), ("mode", ctypes.c_uint), ("count", ctypes.c_uint),
+                    ("array", ctypes.c_void_p)]
+
+    crowd(hook)
+    entries, device = (structure(32, 0) * 8)(), handle(hook)
+    details = Details(24 | 1 << 24, 1, 8, ctypes.addressof(entries))
+    assert hook.call("nvmlDeviceGetRunningProcessDetailList", device, ctypes.byref(details)) == 0
+    assert [entries[i].pid for i in range(details.count)] == [os.getpid(), 4000001]
+    details.count, details.array = 0, None
+    assert hook.call("nvmlDeviceGetRunningProcessDetailList", device, ctypes.byref(details)) == 7 and details.count == 2
+    details.version = 24 | 2 << 24
+    assert hook.call("nvmlDeviceGetRunningProcessDetailList", device, ctypes.byref(details)) == 25
+
+
+def test_process_utilization(hook: Any) -> None:
+    crowd(hook)
+    samples, count, device = (structure(32, 0) * 8)(), ctypes.c_uint(8), handle(hook)
+    since = ctypes.c_uint64(77)
+    assert hook.call("nvmlDeviceGetProcessUtilization", device, samples, ctypes.byref(count), since) == 0
+    assert [samples[i].pid for i in range(count.value)] == [os.getpid(), 4000001]
+    assert hook.call("nvmlDeviceGetProcessUtilization", device, None, ctypes.byref(count), since) == 7
+    assert count.value == 2
+    hook.lib.stub_processes(1, (ctypes.c_uint * 1)(4000000))
+    assert hook.call("nvmlDeviceGetProcessUtilization", device, samples, ctypes.byref(count), since) == 6
+    assert count.value == 0
+
+
+def test_processes_utilization_info(hook: Any) -> None:
+    class Info(ctypes.Structure):
+        _fields_ = [("version", ctypes.c_uint), ("count", ctypes.c_uint), ("since", ctypes.c_uint64),
+                    ("array", ctypes.c_void_p)]
+
+    crowd(hook)
+    entries, device = (structure(40, 8) * 8)(), handle(hook)
+    info = Info(24 | 1 << 24, 8, 77, ctypes.addressof(entries))
+    assert hook.call("nvmlDeviceGetProcessesUtilizationInfo", device, ctypes.byref(info)) == 0
+    assert [entries[i].pid for i in range(info.count)] == [os.getpid(), 4000001]
+    info.version = 24 | 2 << 24
+    assert hook.call("nvmlDeviceGetProcessesUtilizationInfo", device, ctypes.byref(info)) == 25
+
+
+def test_accounts_of_others_are_not_there(hook: Any) -> None:
+    crowd(hook)
+    stats, device = (ctypes.c_uint64 * 16)(), handle(hook)
+    assert hook.call("nvmlDeviceGetAccountingStats", device, ctypes.c_uint(4000001), stats) == 0
+    assert hook.call("nvmlDeviceGetAccountingStats", device, ctypes.c_uint(4000000), stats) == 6

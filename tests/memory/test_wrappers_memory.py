@@ -410,3 +410,15 @@ class TestContexts:
         hook.fail("cuMemAlloc_v2", 201)
         assert hook.alloc(MIB) == (201, 0xDEAD)
         assert hook.used() == 0
+
+
+@pytest.mark.parametrize(("kind", "channels", "size"), [
+    (0x01, 1, 1 << 20), (0x02, 2, 4 << 20), (0x20, 4, 16 << 20), (0xc0, 1, 1 << 20), (0xc2, 4, 4 << 20),
+    (0xc5, 4, 8 << 20), (0x91, 4, 1 << 19), (0x97, 1, 1 << 19), (0x9d, 4, 1 << 20), (0xb0, 3, 3 << 19),
+    (0x50, 4, 4 << 20), (0xb1, 4, 8 << 20)])
+def test_formats_of_arrays(hook: Any, kind: int, channels: int, size: int) -> None:
+    """A mebi of elements; block-compressed and planar formats take less than an element times its channels."""
+    hook.start([GIB])
+    out = ctypes.c_void_p()
+    assert hook.call("cuArrayCreate_v2", ref(out), ref(Array2D(1024, 1024, kind, channels))) == 0
+    assert hook.used() == (size if size < 2 * MIB else -(-size // (2 * MIB)) * 2 * MIB)

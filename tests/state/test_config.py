@@ -248,3 +248,22 @@ def test_the_documentation_lists_every_key_and_flag() -> None:
     for action in parser._actions:
         for flag in action.option_strings:
             assert flag in page or flag in ("-h", "--help")
+
+
+def test_a_runtime_folder_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    longest = "/" + "r" * 77
+    assert load(tmp_path, f"runtime_dir = '{longest}'").runtime_dir == Path(longest)
+    with pytest.raises(UserError, match="runtime_dir = .*: at most 78 bytes are allowed") as error:
+        load(tmp_path, f"runtime_dir = '{longest}r'")
+    assert error.value.exit_code == 2
+
+
+def test_a_group_may_be_a_number(tmp_path: Path) -> None:
+    for written in ("4711", "'4711'"):
+        assert load(tmp_path, f"[control]\ngroup = {written}").control.group == "4711"
+
+
+def test_a_configuration_that_does_not_fit_the_node_is_exit_code_2(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        load(tmp_path, "[gpu.2]\npolicy = 1").settings([0])
+    assert error.value.exit_code == 2

@@ -232,8 +232,8 @@ def test_create() -> None:
     assert list(made.shares) == [1, 0]
     assert list(made.shares.values()) == [Share(GIB, 3, True), Share(2 * GIB, 3, True)]
     assert (made.ephemeral, made.owner, made.short) == (True, 1000, "a" * 12)
-    assert state.find(1, "a" * 12) is made
-    assert state.find(1, "a" * 11) is None
+    assert state.find("a" * 12) is state.find(made.id) is made
+    assert state.find("a" * 11) is None
     assert state.on_gpu(0) == [made]
 
 

@@ -69,6 +69,8 @@ class FakeUse:
 class FakeGpuUse:
     busy_ns: int = 0
     native: bool = False
+    starved: int = 0
+    fallback: bool = False
     fallbacks: int = 0
 
 
@@ -583,3 +585,18 @@ def test_counters_outlive_the_process(node: Node) -> None:
     node.region("a").slots[1].launches = 1000
     node.system.detach_process(first)
     assert node.system.usage()[0].instances[0].counters == Counters(1010, ungated=2, mem_refused=4, unknown=6, dirty=8)
+
+
+def test_the_watchdog_is_told_of_in_one_line_each_way(node: Node, lines: pytest.LogCaptureFixture) -> None:
+    use = node.gate.gpu_uses[0]
+    node.system.sample(1)
+    assert not lines.messages
+    use.starved, use.fallback = 1, True
+    node.system.sample(2)
+    node.system.sample(3)
+    assert len(lines.messages) == 1 and "plain sharing" in lines.messages[0] and "gpu=0 times=1" in lines.messages[0]
+    use.fallback = False
+    node.system.sample(4)
+    node.system.sample(5)
+    assert len(lines.messages) == 2 and "scheduling again" in lines.messages[1]
+    assert node.system.usage()[0].starved == 1

@@ -129,7 +129,7 @@ def test_malformed(
     (record,) = caplog.records
     line = record.getMessage()
     assert record.levelno == logging.WARNING
-    assert line.startswith(f"refused node={path} value=") and "error=EINVAL" in line and "allowed=" in line
+    assert line.startswith(f"refused node={path} value=") and "errno=EINVAL" in line and "reason=" in line
     assert line.isprintable() and len(line) < 700
 
 
@@ -198,7 +198,7 @@ def test_snapshot(tree: Tree, backend: MemoryBackend) -> None:
 
 
 def test_snapshots_are_bounded(tree: Tree, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgpufs.tree, "_SNAPSHOT_BYTES", 100)
+    monkeypatch.setattr(cgpufs.tree, "_SNAPSHOT_BYTES", 400)
     inode = walk(tree, "0/c0ffee00c0ff/id").inode
     handles = [tree.open(inode, os.O_RDONLY) for _ in range(50)]
     for handle in handles:
@@ -208,6 +208,14 @@ def test_snapshots_are_bounded(tree: Tree, backend: MemoryBackend, monkeypatch: 
         assert tree.read(handle, 60, 99) == CONTAINER[60:].encode() + b"\n"
         tree.release(handle)
     assert not tree._snapshots and tree._snapshot_bytes == 0
+
+
+def test_many_open_files_of_two_bytes_are_bounded_too(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgpufs.tree, "_SNAPSHOT_BYTES", 10_000)
+    inode = walk(tree, "0/policy").inode
+    for _ in range(1000):
+        assert len(tree.read(tree.open(inode, os.O_RDONLY), 0, 9)) == 2
+    assert len(tree._snapshots) < 50 and tree._snapshot_bytes <= 10_000
 
 
 def test_a_successor_knows_inodes_and_handles(tree: Tree, backend: MemoryBackend) -> None:

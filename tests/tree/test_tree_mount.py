@@ -264,6 +264,34 @@ def test_a_stale_mount_is_replaced(serve, mountpoint: Path) -> None:
     assert [point.path for point in mount_points()].count(str(mountpoint)) == 1
 
 
+def test_a_living_daemons_tree_is_left_alone(serve, mountpoint: Path) -> None:
+    first = serve().wait_ready()
+    for path in (mountpoint, mountpoint.parent / "." / mountpoint.name):
+        with pytest.raises(UserError, match="another cgpud serves its tree there"):
+            Mount.create(path)
+    assert (mountpoint / "version").read_text() == "1.2.3\n" and first.process.poll() is None
+    assert [point.path for point in mount_points()].count(str(mountpoint)) == 1
+
+
+def test_a_tree_that_is_kept_and_not_served_is_replaced(mountpoint: Path) -> None:
+    kept = Mount.create(mountpoint)  # whoever looks at it waits
+    try:
+        fresh = Mount.create(mountpoint)
+        assert [point.path for point in mount_points()].count(str(mountpoint)) == 1
+        fresh.unmount()
+    finally:
+        kept.close()
+    assert str(mountpoint) not in [point.path for point in mount_points()]
+
+
+def test_what_somebody_else_mounted_is_not_hidden(mountpoint: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "other", mountpoint], check=True)
+    (mountpoint / "precious").write_text("")
+    with pytest.raises(UserError, match=r"something else is mounted there \(type tmpfs\)"):
+        Mount.create(mountpoint)
+    assert os.listdir(mountpoint) == ["precious"]
+
+
 def test_stopping_unmounts(serve, mountpoint: Path) -> None:
     server = serve().wait_ready()
     held = os.open(mountpoint / "0/policy", os.O_RDONLY)  # does not keep it

@@ -30,6 +30,7 @@ void function_defaults(struct CUfunc_st *function)
         function->duration = DURATION_ARGUMENT;
     else if (!parse_duration(function->name, &function->ns))
         function->ns = sim_env_u64("CGPU_SIM_KERNEL_NS", 10000);
+    function->pair = strstr(function->name, "cgpu_pair") != NULL;
     int *a = function->attributes;
     a[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
     a[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;

@@ -47,7 +47,7 @@ static CUresult launch(bool ptds, CUfunction handle, unsigned gx, unsigned gy, u
         if (captured || result != CUDA_SUCCESS)
             return result;
     }
-    return kernel_submit(stream, ns);
+    return function->pair ? pair_submit(stream, ns) : kernel_submit(stream, ns);
 }
 API_PAIR(cuLaunchKernel, _ptsz, launch,
          (CUfunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx, unsigned int by,

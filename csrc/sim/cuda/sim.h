@@ -7,6 +7,9 @@
  *   cgpu_sleep_ns                              its first argument, 64-bit nanoseconds
  *   ...cgpu_null...                            nothing; the launch returns without touching anything shared, not even a
  *                                              queue, so it has no order with other work (captured: a node of 0 ns)
+ *   ...cgpu_pair..._us<N>...                   from when it and its partners have begun: the n-th such launch of a process on
+ *                                              each of its GPUs is a group, like a collective's kernels. One that waits for
+ *                                              its partners keeps its GPU busy. (In a graph: an ordinary kernel.)
  *   any other                                  CGPU_SIM_KERNEL_NS (10000)
  * Copies take CGPU_SIM_COPY_NS (1000) and a nanosecond per CGPU_SIM_COPY_BYTES (25), beside the engine; memset is a
  * kernel of 1000 ns and a nanosecond per 1000 bytes.
@@ -248,6 +251,7 @@ struct CUfunc_st { /* also a CUkernel */
     char *name;
     enum duration duration;
     uint64_t ns;
+    bool pair;
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
     struct CUfunc_st *next;
     uint8_t params[256];             /* the legacy launch's */
@@ -294,6 +298,7 @@ CUresult copy_submit(struct CUstream_st *stream, const struct copy *copy, bool p
 CUresult fill_submit(struct CUstream_st *stream, const struct fill *fill, bool prompt);
 CUresult host_submit(struct CUstream_st *stream, CUhostFn fn, void *data);
 CUresult kernel_submit(struct CUstream_st *stream, uint64_t ns);
+CUresult pair_submit(struct CUstream_st *stream, uint64_t ns); /* pair.c */
 
 /* ---- capture.c, graph.c ---- */
 struct capture {

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from cgpusched.cli import link
 from cgpusched.errors import UserError
+from cgpusched.model import MAX_INST_LIMIT
 from cgpusched.units import format_size, parse_integer, parse_size
+
+T = TypeVar("T")
 
 EXIT_OWN = 125
 """``cgpuctl run`` could not start CMD for a reason of its own (as env, timeout and docker run have it)."""
@@ -28,25 +32,31 @@ class _RunParser(argparse.ArgumentParser):
         self.exit(EXIT_OWN, f"{self.prog}: error: {message}\n")
 
 
+def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """``parse`` as argparse wants it: a UserError becomes a usage error."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+@_argument
 def _gpus(text: str) -> list[int]:
-    try:
-        return [parse_integer(part, 0, 255) for part in text.split(",")]
-    except UserError as error:
-        raise argparse.ArgumentTypeError(f"{error}; several with commas, like 0,1") from None
+    return [parse_integer(part, 0, 255) for part in text.split(",")]
 
 
+@_argument
 def _sizes(text: str) -> list[int]:
-    try:
-        return [parse_size(part) for part in text.split(",")]
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return [parse_size(part) for part in text.split(",")]
 
 
+@_argument
 def _weight(text: str) -> int:
-    try:
-        return parse_integer(text, 0, 1000)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return parse_integer(text, 0, MAX_INST_LIMIT)
 
 
 def _add_share(parser: argparse.ArgumentParser) -> None:
@@ -103,16 +113,19 @@ def _run(args: argparse.Namespace) -> int:
         raise UserError("run: no CMD given (see cgpuctl run --help)")
     reply = link.ask(args.socket, "run", id=args.id, gpus=args.gpu, memsize=args.mem, weight=args.weight,
                      highprio=args.highprio or None)
+    library = os.path.join(reply["lib_dir"], "libcuda.so.1")
+    if not os.access(library, os.R_OK):  # the loader would pass it over, and take the node's own
+        raise UserError(f"run: {library} cannot be read: CMD would run without its limits")
     env = environment(reply, dict(os.environ))
     # From here on this process is CMD's: the kernel carries exit status and signals, and its end ends the instance.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec hands that on
         signal.signal(number, signal.SIG_DFL)
-    sys.stdout.flush()
     try:
+        if not cmd[0]:  # Python's exec has an error of its own for that
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         os.execvpe(cmd[0], cmd, env)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        print(f"cgpuctl: {cmd[0]}: {reason}", file=sys.stderr)
+    except OSError as error:
+        print(f"cgpuctl: {cmd[0]}: {error.strerror}", file=sys.stderr)
         return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
 
 
@@ -152,16 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = build_parser().parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    try:
-        return int(args.handler(args))
-    except UserError as error:
-        print(f"cgpuctl: {error}", file=sys.stderr)
-        return EXIT_OWN if args.command == "run" else error.exit_code
-    except BrokenPipeError:  # the reader of our output went away, as `cgpuctl list | head -1` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return link.exit_status("cgpuctl", lambda: int(args.handler(args)), EXIT_OWN if args.command == "run" else None)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import socket
+import struct
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from cgpusched.errors import UserError
+from cgpusched.sockets import address
 
 DEFAULT_SOCKET = "/run/cgpud/control.sock"
 TIMEOUT_SECONDS = 15.0
 REPLY_LIMIT = 16 << 20
-SUN_PATH = 107
 
 
 class NoDaemon(UserError):
@@ -52,15 +57,10 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _connect(sock: socket.socket, path: str) -> None:
-    if len(os.fsencode(path)) <= SUN_PATH:
-        sock.connect(path)
-        return
-    # Longer than a socket address holds: name the folder by a descriptor.
-    folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sock.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
-    finally:
-        os.close(folder)
+    """Waits where the daemon's queue is full: a socket with a timeout would be told EAGAIN instead, at once."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(TIMEOUT_SECONDS), 0))
+    with address(path) as name:
+        sock.connect(name)
 
 
 def ask(path: str, do: str, **arguments: object) -> dict[str, Any]:
@@ -70,14 +70,16 @@ def ask(path: str, do: str, **arguments: object) -> dict[str, Any]:
     """
     request = {"do": do} | {key: value for key, value in arguments.items() if value is not None}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(TIMEOUT_SECONDS)
         try:
             _connect(sock, path)
-            sock.sendall(json.dumps(request).encode() + b"\n")
+            sock.settimeout(TIMEOUT_SECONDS)
+            # Where it hangs up on us before it has read that, its reason is there to be read all the same.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                sock.sendall(json.dumps(request).encode() + b"\n")
             line = _read_line(sock)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             raise NoDaemon(f"cgpud is not running: nobody answers at {path}") from None
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             raise NoDaemon(f"cgpud does not answer at {path}: gave up after {TIMEOUT_SECONDS:.0f} s") from None
         except OSError as error:
             raise NoDaemon(f"cannot talk to cgpud at {path}: {error.strerror or error}") from None
@@ -90,6 +92,35 @@ def ask(path: str, do: str, **arguments: object) -> dict[str, Any]:
     if not reply.get("ok"):
         raise Refused(str(reply.get("error", "cgpud refused without saying why")))
     return reply
+
+
+def exit_status(command: str, body: Callable[[], int], failed: int | None = None) -> int:
+    """Runs a command's body and gives its exit status; what goes wrong is one line on stderr.
+
+    ``failed``: the status for that instead of the error's own.
+    """
+    try:
+        status = body()
+        if sys.stdout is not None:  # it was closed before we came
+            sys.stdout.flush()
+        return status
+    except UserError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return error.exit_code if failed is None else failed
+    except BrokenPipeError:  # the reader of our output went away, as `cgpuctl list | head -1` does
+        _drop_output()
+        return 0
+    except OSError as error:
+        print(f"{command}: cannot write: {error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        return 1 if failed is None else failed
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _drop_output() -> None:
+    """What is still buffered must not fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _read_line(sock: socket.socket) -> bytes:

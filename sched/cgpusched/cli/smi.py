@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from cgpusched.cli import link
-from cgpusched.errors import UserError
 
 RULE = "+---+----------------+----------+----------------+-----------------------+"
 HEADER = "|GPU|       pod      | highprio | GPU-Util/Limit | GPU Memory Usage/Total|"
@@ -69,19 +66,15 @@ def _show(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit status (docs/commands.md has the table)."""
     args = build_parser().parse_args(argv)
-    try:
+
+    def body() -> int:
         _show(args)
         while args.loop:
             time.sleep(args.loop)
             _show(args)
-    except UserError as error:
-        print(f"cgpu-smi: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
+        return 0
+
+    return link.exit_status("cgpu-smi", body)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,19 @@ from pathlib import Path
 
 import trio
 
+from cgpusched import files
 from cgpusched.commands import Command, Create, Destroy, SetMemsize
 from cgpusched.daemon import wire
 from cgpusched.daemon.listen import accept_forever, bind
-from cgpusched.daemon.logs import Damper, pairs
+from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.peers import Peer, identify
 from cgpusched.daemon.processes import Attachment
 from cgpusched.daemon.system import System
 from cgpusched.errors import CommandError
+from cgpusched.fields import pairs
 from cgpusched.gate import agent_channel
 from cgpusched.model import Instance
+from cgpusched.sockets import SUN_PATH
 from cgpusched.units import uuid_bytes
 
 log = logging.getLogger(__name__)
@@ -40,7 +43,6 @@ log = logging.getLogger(__name__)
 CONNECTIONS = wire.SLOTS + 32
 """Of one instance at a time. The slots are the limit; a few more can be told so instead of waiting."""
 BACKLOG = 1024
-SUN_PATH = 107
 HELLO_SECONDS = 5.0
 BURST, RATE = 1024, 500.0
 """Connections of one instance: so many at once, then so many a second. 300 programs started together are not paced."""
@@ -134,7 +136,10 @@ class Clients:
             if alias := self._alias(instance.id):
                 alias.unlink(missing_ok=True)
                 alias.symlink_to(folder.name)
-            listener = bind(folder / "gate.sock", socket.SOCK_SEQPACKET, 0o666, BACKLOG)
+            # What a user made is that user's. Root's are open to every uid: a container's programs have many.
+            listener = bind(folder / "gate.sock", socket.SOCK_SEQPACKET, 0o600 if instance.owner else 0o666, BACKLOG)
+            if instance.owner:
+                os.chown(folder / "gate.sock", instance.owner, -1)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -153,11 +158,7 @@ class Clients:
         """What a client holds to when nobody answers at its first join: a line ``UUID BYTES`` a GPU."""
         gpus = self._system.state.gpus
         text = "".join(f"{gpus[gpu].uuid} {share.memsize}\n" for gpu, share in instance.shares.items())
-        path = self.folder(instance.id) / "limits"
-        fresh = path.with_name("limits.new")
-        fresh.write_text(text)
-        fresh.chmod(0o644)
-        fresh.rename(path)
+        files.replace(self.folder(instance.id) / "limits", text.encode(), 0o644)
 
     async def _listen(self, door: _Door) -> None:
         with door.scope, trio.socket.from_stdlib_socket(door.listener) as listener:
@@ -188,7 +189,7 @@ class Clients:
             return
         hello = wire.parse_hello(data)
         instance = door.instance
-        # What a user made is that user's. Root's are open to every uid: a container's programs have many.
+        # Its socket's mode keeps others out; this, those who were handed a descriptor of the folder or a connection.
         if instance.owner and peer.uid not in (0, instance.owner):
             text = f"instance {instance.id[:64]} belongs to uid {instance.owner}"
             self._refused(door, peer, text)

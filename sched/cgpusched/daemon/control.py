@@ -17,17 +17,19 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
 from cgpusched.commands import Command, Create, Destroy
 from cgpusched.daemon import requests
 from cgpusched.daemon.access import Access
+from cgpusched.daemon.lifetime import Lifetimes
 from cgpusched.daemon.listen import accept_forever, listen
-from cgpusched.daemon.logs import Damper, pairs
+from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.peers import Peer, identify
 from cgpusched.errors import CommandError, UserError
+from cgpusched.fields import pairs
 from cgpusched.model import Instance
 from cgpusched.state import State
 
@@ -36,20 +38,14 @@ log = logging.getLogger(__name__)
 LINE_LIMIT = 64 << 10
 IDLE_SECONDS = 30.0
 WRITE_SECONDS = 10.0
-CONNECTIONS = 256
+CONNECTIONS = 384
+CONNECTIONS_OF_OTHERS = 192
+"""Of all users but root together, so that there is always room for root."""
 CONNECTIONS_OF_A_USER = 64
+BACKLOG = 1024
 ANCHORS_LIMIT = 1024
 
 Answer = dict[str, Any]
-
-
-class Lives(Protocol):
-    """What control needs of lifetime.Lifetimes."""
-
-    def begin(self, ident: str, socket: str, pidfd: int) -> None: ...
-    def join(self, ident: str, pidfd: int) -> None: ...
-    def anchors(self, ident: str) -> int: ...
-    async def settled(self) -> None: ...
 
 
 class Control:
@@ -60,13 +56,16 @@ class Control:
         state: State,
         apply: Callable[[Command], Instance | None],
         access: Access,
-        lives: Lives,
+        lives: Lifetimes,
         environment: Callable[[str], dict[str, str]],
         lib_dir: Path,
         status: Callable[[], Answer],
         processes: Callable[[str], int],
     ) -> None:
-        """``environment(id)``: the variables of a program in that instance, CGPU_SOCKET among them."""
+        """``environment(id)``: the variables of a program in that instance, CGPU_SOCKET among them.
+
+        ``apply`` need not log what it refuses: each refused request is logged here, with who asked.
+        """
         self.state = state
         self.apply = apply
         self.access = access
@@ -83,8 +82,10 @@ class Control:
             return {"instances": [self._describe(instance) for instance in self.state.instances.values()]}
         if request.do == "status":
             return self.status()
-        # The user database may be a network away: ask it in a thread, before anything is decided.
-        await trio.to_thread.run_sync(self.access.check_member, peer, request.do, limiter=self._users)
+        if peer.uid != 0:
+            # The user database may be a network away: ask it in a thread, before anything is decided. Root does not
+            # queue behind users whose answer does not come.
+            await trio.to_thread.run_sync(self.access.check_member, peer, request.do, limiter=self._users)
         if request.do != "destroy":
             await self.lives.settled()  # a script's next program gets what its last one just gave up
         if request.do == "run":
@@ -107,11 +108,6 @@ class Control:
             ],
         }
 
-    def _find(self, ident: str) -> Instance | None:
-        """By full ID, or by the 12 characters that the tree shows (two instances never share those)."""
-        instances = self.state.instances
-        return instances.get(ident) or next((one for one in instances.values() if one.short == ident), None)
-
     def _create(self, peer: Peer, ident: str, shares: requests.Shares, ephemeral: bool) -> Instance:
         command = Create(
             ident, shares.gpus or (0,), shares.memsize, shares.weight, bool(shares.highprio), ephemeral, peer.uid
@@ -123,14 +119,14 @@ class Control:
 
     def _destroy(self, peer: Peer, request: requests.Request) -> Answer:
         assert request.id is not None
-        instance = self._find(request.id)
+        instance = self.state.find(request.id)
         if instance is not None:
             self.access.check_owner(peer, instance, f"destroy {request.id}")
         self.apply(Destroy(instance.id if instance else request.id))
         return {}
 
     def _run(self, peer: Peer, request: requests.Request) -> Answer:
-        instance = self._find(request.id) if request.id is not None else None
+        instance = self.state.find(request.id) if request.id is not None else None
         pidfd = os.dup(peer.pidfd)  # first: without it an instance would be made that nothing ends
         try:
             if instance is None:
@@ -143,7 +139,7 @@ class Control:
             raise
         env = self.environment(instance.id)
         if made:
-            self.lives.begin(instance.id, env["CGPU_SOCKET"], pidfd)
+            self.lives.begin(instance.id, env["CGPU_SOCKET"], pidfd, instance.owner)
         else:
             self.lives.join(instance.id, pidfd)
         return {"id": instance.id, "socket": env["CGPU_SOCKET"], "lib_dir": str(self.lib_dir), "env": env}
@@ -160,7 +156,7 @@ class Control:
     def _new_id(self) -> str:
         while True:
             ident = f"run-{secrets.token_hex(4)}"  # 12 characters: what the tree shows is all of it
-            if self._find(ident) is None:
+            if self.state.find(ident) is None:
                 return ident
 
 
@@ -177,7 +173,7 @@ class ControlServer:
 
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled; the socket is there when the task reports started, and gone when it ends."""
-        with listen(self.path, socket.SOCK_STREAM, 0o666, backlog=128) as listener:
+        with listen(self.path, socket.SOCK_STREAM, 0o666, BACKLOG) as listener:
             task_status.started()
             room = trio.CapacityLimiter(CONNECTIONS)
             async with trio.open_nursery() as nursery:
@@ -186,8 +182,8 @@ class ControlServer:
     async def _connection(self, sock: trio.socket.SocketType) -> None:
         peer = self._identify(_stdlib(sock))
         try:
-            if self._users[peer.uid] >= CONNECTIONS_OF_A_USER:
-                self._complain(peer, "too many connections of this user")
+            if peer.uid and (error := self._too_many(peer.uid)):
+                await self._send(sock, peer, self._refusal(peer, error))  # a fresh connection has room for it
                 return
             self._users[peer.uid] += 1
             try:
@@ -198,6 +194,13 @@ class ControlServer:
                     del self._users[peer.uid]
         finally:
             peer.close()
+
+    def _too_many(self, uid: int) -> CommandError | None:
+        others = self._users.total() - self._users[0]
+        if self._users[uid] < CONNECTIONS_OF_A_USER and others < CONNECTIONS_OF_OTHERS:
+            return None
+        return CommandError(errno.EAGAIN, f"too many connections: uid {uid} has {self._users[uid]} of at most "
+                                          f"{CONNECTIONS_OF_A_USER}, all users {others} of {CONNECTIONS_OF_OTHERS}")
 
     async def _lines(self, sock: trio.socket.SocketType, peer: Peer) -> None:
         data = bytearray()
@@ -215,7 +218,7 @@ class ControlServer:
             line, newline, rest = bytes(data).partition(b"\n")
             if not newline or len(line) > LINE_LIMIT:
                 error = CommandError(errno.EMSGSIZE, f"a request has at most {LINE_LIMIT} bytes")
-                await self._send(sock, peer, _refusal(error))
+                await self._send(sock, peer, self._refusal(peer, error))
                 return
             data = bytearray(rest)
             if not await self._send(sock, peer, await self._reply(peer, line)):
@@ -225,9 +228,15 @@ class ControlServer:
         try:
             return {"ok": True, **await self._answer(peer, line)}
         except UserError as error:
-            if (held := self._damper.note()) is not None:
-                log.info("refused %s%s", pairs(uid=peer.uid, pid=peer.pid, reason=error), held)
-            return _refusal(error)
+            return self._refusal(peer, error)
+
+    def _refusal(self, peer: Peer, error: UserError) -> Answer:
+        # Root's own are all shown; what others can provoke must not fill the journal.
+        held = "" if peer.uid == 0 else self._damper.note()
+        if held is not None:
+            log.warning("refused %s%s", pairs(uid=peer.uid, pid=peer.pid, reason=error), held)
+        name = error.name if isinstance(error, CommandError) else "EINVAL"
+        return {"ok": False, "error": str(error), "errno": name}
 
     async def _send(self, sock: trio.socket.SocketType, peer: Peer, answer: Answer) -> bool:
         data = json.dumps(answer).encode() + b"\n"
@@ -241,11 +250,6 @@ class ControlServer:
     def _complain(self, peer: Peer, why: str) -> None:
         if (held := self._damper.note()) is not None:
             log.warning("control connection closed %s%s", pairs(uid=peer.uid, pid=peer.pid, reason=why), held)
-
-
-def _refusal(error: UserError) -> Answer:
-    name = error.name if isinstance(error, CommandError) else "EINVAL"
-    return {"ok": False, "error": str(error), "errno": name}
 
 
 def _stdlib(sock: trio.socket.SocketType) -> socket.socket:

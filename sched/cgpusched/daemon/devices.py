@@ -13,9 +13,10 @@ from typing import Any
 
 import trio
 
-from cgpusched.daemon.logs import pairs
+from cgpusched import files
 from cgpusched.driver.find import Driver, find_driver, packaged
 from cgpusched.errors import UserError
+from cgpusched.fields import pairs
 from cgpusched.model import Gpu
 from cgpusched.units import format_size
 
@@ -128,11 +129,12 @@ def write_simulation(runtime: Path, gpus: Sequence[Gpu]) -> Path:
 
     Programs of any user make their shared state in that folder, so it has the mode of /tmp.
     """
-    folder = runtime / "sim"
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0o1777)
-    fresh = folder / f".sim.conf.{os.getpid()}"
-    fresh.write_text("# UUID BYTES NAME\n" + "".join(f"{gpu.uuid} {gpu.memory} {gpu.name}\n" for gpu in gpus))
-    fresh.chmod(0o644)
-    fresh.rename(folder / "sim.conf")
+    folder, text = runtime / "sim", "".join(f"{gpu.uuid} {gpu.memory} {gpu.name}\n" for gpu in gpus)
+    try:
+        # Opened to all only when our file is there: from then on nobody else can take its name.
+        files.own_folder(folder, 0o1777 if (folder / "sim.conf").is_file() else 0o755)
+        files.replace(folder / "sim.conf", b"# UUID BYTES NAME\n" + text.encode(), 0o644)
+        files.own_folder(folder, 0o1777)
+    except OSError as error:
+        raise UserError(f"cannot write the simulated device's {folder}: {error.strerror}") from None
     return folder

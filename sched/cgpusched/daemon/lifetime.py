@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from cgpusched.daemon.logs import pairs
+from cgpusched.fields import pairs
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,11 @@ SCAN_ENOUGH = 8
 """Processes that one scan takes: a few are enough to wait for, and bound the descriptors held."""
 
 
-def started_with(variable: str, value: str) -> list[int]:
+def started_with(variable: str, value: str, owner: int = 0) -> list[int]:
     """Pidfds of the first few processes whose initial environment has ``variable=value``; the caller closes them.
 
+    ``owner``: only that user's and root's count (0: everybody's), as only theirs may attach. The real uid decides: a
+    setuid program shows what somebody else put into its environment.
     Blocks for as long as reading /proc takes (about 10 us a process): call it in a thread. Processes that may not be
     read (the daemon is not root) are passed over. The environment is read through the pid and checked again after the
     pidfd is open, so a pid that changed hands in between is not taken for the old process.
@@ -41,7 +43,7 @@ def started_with(variable: str, value: str) -> list[int]:
     for name in os.listdir("/proc"):
         if len(found) == SCAN_ENOUGH:
             break
-        if not name.isdigit() or not _has(name, entry):
+        if not name.isdigit() or not _has(name, entry) or owner and _real_uid(name) not in (0, owner):
             continue
         try:
             pidfd = os.pidfd_open(int(name))
@@ -62,10 +64,19 @@ def _has(pid: str, entry: bytes) -> bool:
         return False
 
 
+def _real_uid(pid: str) -> int | None:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(b"Uid:")), None)
+    except OSError:
+        return None
+
+
 @dataclass
 class _Life:
     id: str
     socket: str
+    owner: int
     fresh: list[int] = field(default_factory=list)
     """Pidfds that nobody waits for yet."""
     anchors: int = 0
@@ -98,7 +109,7 @@ class Lifetimes:
         nursery: trio.Nursery,
         clients: Callable[[str], int],
         end: Callable[[str], None],
-        scan: Callable[[str, str], Iterable[int]] = started_with,
+        scan: Callable[[str, str, int], Iterable[int]] = started_with,
     ) -> None:
         self._nursery = nursery
         self._clients = clients
@@ -108,9 +119,9 @@ class Lifetimes:
         self._settled = trio.Event()
         self._limiter = trio.CapacityLimiter(1)
 
-    def begin(self, ident: str, socket: str, pidfd: int) -> None:
-        """Starts the life of a new instance, anchored at a process. Takes over ``pidfd``."""
-        life = self._lives[ident] = _Life(ident, socket)
+    def begin(self, ident: str, socket: str, pidfd: int, owner: int) -> None:
+        """Starts the life of a new instance of uid ``owner``, anchored at a process. Takes over ``pidfd``."""
+        life = self._lives[ident] = _Life(ident, socket, owner)
         life.anchor(pidfd)
         self._nursery.start_soon(self._live, life, name=f"lifetime {ident}")
 
@@ -139,9 +150,13 @@ class Lifetimes:
             self._settle()
 
     async def settled(self) -> None:
-        """Waits until what is about to end has ended or was found in use: its memory, weight and name are free then."""
+        """Waits until what is about to end has ended or was found in use: its memory, weight and name are free then.
+
+        What begins to end meanwhile is not waited for: with many short programs something always does.
+        """
+        ending = [life for life in self._lives.values() if life.unused]
         with trio.move_on_after(SETTLE_SECONDS):
-            while any(life.unused for life in self._lives.values()):
+            while any(life.unused and self._lives.get(life.id) is life for life in ending):
                 await self._settled.wait()
 
     def _settle(self) -> None:
@@ -192,4 +207,4 @@ class Lifetimes:
             life.note()
 
     def _take(self, life: _Life) -> list[int]:
-        return list(self._scan("CGPU_SOCKET", life.socket))
+        return list(self._scan("CGPU_SOCKET", life.socket, life.owner))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +11,11 @@ from pathlib import Path
 
 import trio
 
-from cgpusched.daemon.logs import pairs
+from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.rundir import unlink_socket
+from cgpusched.errors import UserError
+from cgpusched.fields import pairs
+from cgpusched.sockets import address
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +24,11 @@ EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 @contextmanager
 def listen(path: Path, kind: socket.SocketKind, mode: int, backlog: int) -> Iterator[trio.socket.SocketType]:
-    """A listening socket at ``path`` with that mode; closed and removed at the end."""
-    sock = bind(path, kind, mode, backlog)
+    """A listening socket at ``path`` with that mode; closed and removed at the end. UserError: it cannot be made."""
+    try:
+        sock = bind(path, kind, mode, backlog)
+    except OSError as error:
+        raise UserError(f"cannot listen at {path}: {error.strerror}") from None
     try:
         yield trio.socket.from_stdlib_socket(sock)
     finally:
@@ -34,16 +39,13 @@ def listen(path: Path, kind: socket.SocketKind, mode: int, backlog: int) -> Iter
 def bind(path: Path, kind: socket.SocketKind, mode: int, backlog: int) -> socket.socket:
     """A listening, non-blocking socket at ``path``. A socket that a predecessor left there is replaced.
 
-    The folder is named by a descriptor: a socket address holds 107 bytes, and an instance's ID alone may have 128.
+    Its folder's name may be of any length: an instance's ID alone may have 128 bytes.
     """
     unlink_socket(path)
     sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sock.bind(f"/proc/self/fd/{folder}/{path.name}")
-        finally:
-            os.close(folder)
+        with address(path) as name:
+            sock.bind(name)
         path.chmod(mode)
         sock.listen(backlog)
     except BaseException:
@@ -64,6 +66,7 @@ async def accept_forever(
     ``pace`` is awaited before each accept. A connection's failure ends that connection and is logged; running out of
     descriptors or memory pauses the accepting for a moment.
     """
+    damper = Damper()
     while True:
         token = object()
         await room.acquire_on_behalf_of(token)
@@ -74,7 +77,8 @@ async def accept_forever(
         except OSError as error:
             room.release_on_behalf_of(token)
             if error.errno in EXHAUSTED:
-                log.error("accept failed %s", pairs(error=error.strerror))
+                if (held := damper.note()) is not None:
+                    log.error("accept failed %s%s", pairs(error=error.strerror), held)
                 await trio.sleep(0.1)
             elif error.errno != errno.ECONNABORTED:
                 raise

@@ -17,8 +17,8 @@ from cgpusched.errors import UserError
 
 log = logging.getLogger(__name__)
 
-EXIT_USAGE, EXIT_BUG = 2, 70
-"""A UserError says 1, AlreadyRunning 3; 70 is EX_SOFTWARE of sysexits.h. docs/commands.md has the table."""
+EXIT_BUG = 70
+"""EX_SOFTWARE of sysexits.h. A UserError says 1, ConfigError 2, AlreadyRunning 3; docs/commands.md has the table."""
 
 
 def _version() -> str:
@@ -41,12 +41,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit status."""
+    _open_standard_streams()
     args = build_parser().parse_args(argv)
     try:
         loaded = config.load(None, args)
     except UserError as error:
-        _fail(error)
-        return EXIT_USAGE
+        return _fail(error)
     logs.setup(loaded.log_level)
     try:
         # Strict exception groups: a UserError of a task comes in one.
@@ -63,6 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.critical("cgpud failed; this is a bug", exc_info=True)
         return EXIT_BUG
     return 0
+
+
+def _open_standard_streams() -> None:
+    """Where we were started without them: what somebody prints must not go into a socket that got their number."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number: this one
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # for as long as the process lives
 
 
 def _fail(error: UserError) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 
 import trio
 
+from cgpusched.fields import pairs
+
 log = logging.getLogger(__name__)
 
 
@@ -43,7 +45,7 @@ class Notifier:
         try:
             self._socket.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
-            log.warning("notify failed error=%s", error.strerror)
+            log.warning("notify failed %s", pairs(reason=error.strerror))
 
     def close(self) -> None:
         if self._socket:
@@ -63,6 +65,6 @@ async def feed_watchdog(notifier: Notifier, beat: Callable[[], int]) -> None:
         if now != last:
             notifier.send("WATCHDOG=1")
         else:
-            log.error("watchdog not fed reason=\"the gate's loop stands still\" beat=%d", now)
+            log.error("watchdog not fed %s", pairs(reason="the gate's loop stands still", beat=now))
         last = now
         await trio.sleep(notifier.watchdog_seconds / 3)

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from errno import EIO
 
-from cgpusched.daemon.logs import pairs
-from cgpusched.daemon.ports import Gate, Region
 from cgpusched.daemon.usage import Counters
 from cgpusched.errors import CommandError
+from cgpusched.fields import pairs
+from cgpusched.gate import Gate, Region
 
 log = logging.getLogger(__name__)
 

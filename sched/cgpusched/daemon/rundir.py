@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cgpusched import files
 from cgpusched.errors import UserError
 
 
@@ -27,22 +28,29 @@ def own(runtime: Path) -> Iterator[None]:
     The file itself stays, since removing it would let two daemons lock two files of one name.
     """
     try:
-        runtime.mkdir(mode=0o755, parents=True, exist_ok=True)
+        files.own_folder(runtime, 0o755)
         fd = os.open(runtime / "cgpud.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise UserError(f"cannot use the runtime folder {runtime}: {error.strerror}") from error
-    try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
-            raise AlreadyRunning(f"another cgpud (pid {pid}) already serves {runtime}") from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-        os.chmod(runtime, 0o755)
+            _lock(fd, runtime)
+        except BaseException:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise UserError(f"cannot use the runtime folder {runtime}: {error.strerror}") from None
+    try:
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, runtime: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        raise AlreadyRunning(f"another cgpud (pid {pid}) already serves {runtime}") from None
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
 
 
 def clear_instances(runtime: Path) -> int:
@@ -50,14 +58,16 @@ def clear_instances(runtime: Path) -> int:
     folder = runtime / "inst"
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"{folder} is in the way: not a folder")
-    folder.mkdir(mode=0o711, exist_ok=True)
-    os.chmod(folder, 0o711)
-    stale = list(folder.iterdir())
-    for entry in stale:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
+    try:
+        files.own_folder(folder, 0o711)
+        stale = list(folder.iterdir())
+        for entry in stale:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot use {folder}: {error.strerror}") from None
     return len(stale)
 
 

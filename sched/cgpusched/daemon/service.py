@@ -10,6 +10,7 @@ block (NVML, /proc, the user database, the first look at the mount).
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -30,12 +31,12 @@ from cgpusched.daemon.access import Access
 from cgpusched.daemon.clients import Clients
 from cgpusched.daemon.control import Control, ControlServer
 from cgpusched.daemon.lifetime import Lifetimes
-from cgpusched.daemon.logs import pairs
 from cgpusched.daemon.notify import Notifier, feed_watchdog
 from cgpusched.daemon.status import Status
 from cgpusched.daemon.system import System
 from cgpusched.driver.proxy import install_proxies
 from cgpusched.errors import CommandError, UserError
+from cgpusched.fields import pairs
 from cgpusched.gate import Gate
 from cgpusched.state import State
 
@@ -106,7 +107,8 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier) -> N
         env = {"CGPU_SOCKET": str(clients.socket(ident))}
         return env | ({"CGPU_SIM_DIR": str(found.sim_dir)} if found.sim_dir else {})
 
-    control = Control(state, system.apply, Access(config.control), lives, environment, config.lib_dir, status.answer,
+    apply = functools.partial(system.apply, log_refusal=False)
+    control = Control(state, apply, Access(config.control), lives, environment, config.lib_dir, status.answer,
                       clients.count)
     await nursery.start(ControlServer(runtime / "control.sock", control.answer).serve)
 

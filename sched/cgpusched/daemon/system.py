@@ -14,11 +14,11 @@ from typing import ParamSpec
 from cgpusched import policy
 from cgpusched.commands import Command, Create, Destroy, SetMemsize, Upgrade
 from cgpusched.daemon.describe import describe
-from cgpusched.daemon.logs import pairs
-from cgpusched.daemon.ports import Gate, Region
 from cgpusched.daemon.processes import Attachment, Processes
 from cgpusched.daemon.usage import GpuUsage, InstanceUsage, Rate
 from cgpusched.errors import CommandError
+from cgpusched.fields import pairs
+from cgpusched.gate import Gate, GpuUse, Region
 from cgpusched.model import Instance
 from cgpusched.plan import GpuPlan
 from cgpusched.state import State
@@ -53,16 +53,17 @@ class System:
         self._other: dict[tuple[str, int], int] = {}  # the hidden memory that the gate was told
         self._rates: dict[tuple[str, int], Rate] = {}
         self._gpu_rates: dict[int, Rate] = {}
+        self._watchdog: dict[int, tuple[int, bool]] = {}
         for gpu in state.gpus.values():
             gate.add_gpu(gpu.index, uuid_bytes(gpu.uuid), gpu.memory)
             self._push_plan(gpu.index)
 
     # Commands
 
-    def apply(self, command: Command) -> Instance | None:
+    def apply(self, command: Command, *, log_refusal: bool = True) -> Instance | None:
         """Carry out ``command`` as a whole, or raise CommandError and leave everything as it was.
 
-        CommandError has EIO where the gate failed. Both outcomes are logged.
+        CommandError has EIO where the gate failed. Both outcomes are logged; a refusal unless the caller says it does.
         """
         fields = describe(command)
         try:
@@ -76,10 +77,11 @@ class System:
             except OSError as error:
                 self.state.restore(before)
                 self._repair()
-                raise CommandError(EIO, f"{fields['what']}: the gate failed: {error}") from error
+                raise CommandError(EIO, f"{fields['what']}: the gate failed: {error.strerror or error}") from error
             self._tell(command, result)
         except CommandError as error:
-            log.warning("refused %s", pairs(**fields, errno=error.name, reason=error))
+            if log_refusal:
+                log.warning("refused %s", pairs(**fields, errno=error.name, reason=error))
             raise
         log.info("done %s", pairs(**describe(command, result)))
         for note in notes:
@@ -121,7 +123,8 @@ class System:
                     log.error("callback %s", pairs(**describe(command, result), reason=error))
                     continue
                 self._uncreate(Destroy(command.id), result, self.on_change[:number])
-                raise CommandError(EIO, f"create {command.id}: {error}") from error
+                where = f"{error.filename}: " if error.filename else ""
+                raise CommandError(EIO, f"create {command.id}: {where}{error.strerror}") from error
 
     def _uncreate(self, undo: Destroy, instance: Instance | None, told: list[OnChange]) -> None:
         self.state.apply(undo)
@@ -241,11 +244,22 @@ class System:
     def sample(self, now_ns: int) -> None:
         """Work out everyone's share of device time since the last call; call it about once a second."""
         for gpu in self.state.gpus:
-            self._gpu_rates[gpu] = Rate.after(self._gpu_rates.get(gpu), now_ns, self.gate.gpu_usage(gpu).busy_ns)
+            whole = self.gate.gpu_usage(gpu)
+            self._gpu_rates[gpu] = Rate.after(self._gpu_rates.get(gpu), now_ns, whole.busy_ns)
+            self._tell_watchdog(gpu, whole)
         for ident, made in self._regions.items():
             for gpu, region in made.items():
                 use = self.gate.usage(region)
                 self._rates[ident, gpu] = Rate.after(self._rates.get((ident, gpu)), now_ns, use.busy_ns, use.waiting)
+
+    def _tell_watchdog(self, gpu: int, use: GpuUse) -> None:
+        """One line when the gate gave up on scheduling this GPU because of somebody's wait, and one when it is back."""
+        starved, fallback = self._watchdog.get(gpu, (0, False))
+        if use.starved > starved:
+            log.error("plain sharing: somebody who was due waited too long %s", pairs(gpu=gpu, times=use.starved))
+        if not use.fallback and (fallback or use.starved > starved):
+            log.warning("scheduling again %s", pairs(gpu=gpu, times=use.starved))
+        self._watchdog[gpu] = use.starved, use.fallback
 
     def usage(self) -> list[GpuUsage]:
         """What cgpu-smi shows, by GPU in order; shares of device time are those of the last sample()."""
@@ -269,6 +283,7 @@ class System:
             native=use.native,
             fallbacks=use.fallbacks,
             instances=rows,
+            starved=use.starved,
         )
 
     def _instance_usage(self, instance: Instance, gpu: int, entitled: float) -> InstanceUsage:

@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-
-class Counted(Protocol):
-    @property
-    def mem_refused(self) -> int: ...
-    @property
-    def launches(self) -> int: ...
-    @property
-    def ungated(self) -> int: ...
-    @property
-    def unknown(self) -> int: ...
-    @property
-    def dirty(self) -> int: ...
+from cgpusched.gate import SlotUse
 
 
 @dataclass(frozen=True)
@@ -34,7 +22,7 @@ class Counters:
     mem_refused: int = 0
     """Allocations refused for the quota."""
 
-    def plus(self, more: Counted) -> Counters:
+    def plus(self, more: SlotUse) -> Counters:
         return Counters(
             self.launches + more.launches,
             self.ungated + more.ungated,
@@ -106,3 +94,5 @@ class GpuUsage:
     """The gate lets everyone through: policy 5, or the watchdog gave up on scheduling."""
     fallbacks: int
     instances: tuple[InstanceUsage, ...]
+    starved: int = 0
+    """Times that somebody who was due waited for too long, and everybody got plain sharing for a while."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cgpusched.driver import elf, image
 from cgpusched.errors import UserError
+from cgpusched.fields import pairs
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def _usable(name: str, cached: list[Path]) -> Iterator[Path]:
             if is_proxy(real):
                 continue
         except UserError as error:
-            log.info("driver library passed over path=%s reason=%r", candidate, str(error))
+            log.info("driver library passed over %s", pairs(path=candidate, reason=error))
             continue
         yield real
 

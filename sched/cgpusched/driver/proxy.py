@@ -10,6 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from cgpusched import files
 from cgpusched.driver import elf, image
 from cgpusched.driver.find import CUDA, NVML, Driver, packaged
 from cgpusched.errors import UserError
@@ -38,12 +39,14 @@ def install_proxies(driver: Driver, out: Path, hook: Path | None = None) -> None
 
     Each file is replaced as a whole, by rename, and left alone (same inode) when it would not change: programs that
     have it open go on with what they have. ``hook``: the library to copy instead of the packaged one. UserError: a
-    library cannot be read, or the folder cannot be written.
+    library cannot be read, or the folder cannot be written or executed from, or is somebody else's.
     """
     hook = hook or packaged("hook/" + image.HOOK)
     made = {CUDA: write_proxy(driver.cuda, CUDA), NVML: write_proxy(driver.nvml, NVML)}
     try:
-        out.mkdir(mode=0o755, parents=True, exist_ok=True)
+        files.own_folder(out, 0o755)
+        if os.statvfs(out).f_flag & os.ST_NOEXEC:
+            raise UserError(f"{out}: on a file system that is mounted noexec: programs could not load the libraries")
         _replace(out / image.HOOK, hook.read_bytes())  # first: a proxy without it would stop programs from starting
         for name, content in made.items():
             _replace(out / name, content)
@@ -55,13 +58,4 @@ def _replace(path: Path, content: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_mode & 0o7777 == MODE and path.read_bytes() == content:
             return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), MODE)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.replace(path, content, MODE, sync=True)

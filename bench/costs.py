@@ -1,0 +1,115 @@
+"""What cgpufs costs: launches, allocations, the idle daemon, the scheduler."""
+
+import os
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+from device import Device
+from node import running_node, wait_until
+from programs import FOREVER_S, Bench
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def launches(bench: Bench) -> None:
+    """ns of thread CPU time that cuLaunchKernel costs more; the driver's launch is one that returns at once."""
+    def cpu(text: str) -> float:
+        return statistics.median(float(line.split()[3]) for line in text.splitlines())
+
+    for threads in (1,) if bench.quick else (1, 2, 4):
+        for limit in (True,) if bench.quick else (True, False):
+            with bench.cell():
+                id_ = bench.create()
+                start = partial(bench.run_in, id_) if limit else bench.unlimited
+                command = (bench.launch, threads, 1_000_000, 9)
+                added, bare = bench.interleaved(3 if bench.quick else 7, cpu, command, start)
+                bench.record("launch_added_ns", {"threads": threads, "limit": limit}, added, "ns", bare)
+
+
+def allocations(bench: Bench) -> None:
+    """ns of thread CPU time that an allocation and a free cost more, by how many blocks live."""
+    def read(column: int, text: str) -> float:
+        return float(text.split()[column])
+
+    for live in (10, 4_000) if bench.quick else (10, 4_000, 100_000):
+        for name, column in (("alloc_added_ns", 1), ("free_added_ns", 3)):
+            with bench.cell():
+                id_ = bench.create(memory="8GiB")
+                added, bare = bench.interleaved(3 if bench.quick else 5, partial(read, column), (bench.alloc, live, 21),
+                                                partial(bench.run_in, id_))
+                bench.record(name, {"live": live}, added, "ns", bare)
+
+
+def idle(bench: Bench) -> None:
+    """What the daemon costs with nothing to do."""
+    assert bench.node.daemon
+    process = Path(f"/proc/{bench.node.daemon.pid}")
+
+    def cpu() -> float:
+        fields = (process / "stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+    seconds = 10 if bench.quick else 30
+    with bench.cell():
+        start, begin = cpu(), time.monotonic()
+        time.sleep(seconds)
+        percent = 100 * (cpu() - start) / (time.monotonic() - begin)
+        memory = int(next(line.split()[1] for line in (process / "status").read_text().splitlines()
+                          if line.startswith("VmRSS:"))) / 1024
+    bench.record("idle_cpu", {"seconds": seconds}, [percent], "%")
+    bench.record("idle_memory", {}, [memory], "MiB")
+
+
+def scheduler(bench: Bench) -> None:
+    """The scheduling thread's CPU time with ever more busy containers, on GPUs of a node of its own."""
+    costs = {}
+    cases = [(1, 2), (1, 25)] if bench.quick else [(1, 2), (1, 25), (8, 25)]
+    for gpus, containers in cases:
+        base = bench.scratch / f"node{gpus}x{containers}"
+        base.mkdir()
+        with running_node(base, f"{gpus}x24GiB") as node:
+            other = Bench(node, base, bench.quick)
+            with other.cell():
+                core, each = scheduler_cost(other, gpus, containers)
+        costs[gpus, containers] = each
+        params: dict[str, object] = {"gpus": gpus, "containers": containers, "kernel_us": 1000}
+        bench.record("scheduler_core", params, [core], "%")
+        bench.record("scheduler_turn_us", params, [each], "us")
+    bench.record("scheduler_growth", {"from": [1, 2], "to": [1, 25]}, [costs[1, 25] / costs[1, 2]], "x")
+
+
+def scheduler_cost(bench: Bench, gpus: int, containers: int) -> tuple[float, float]:
+    """(percent of a core, us a turn) of the thread cgpu-gate over five seconds."""
+    assert bench.node.daemon
+    for gpu in range(gpus):
+        bench.node.write(25, gpu, "max_inst")
+        bench.node.write(1, gpu, "policy")
+        for _ in range(containers):
+            bench.run_in(bench.create(str(gpu), memory="64MiB"), bench.load, "-k", 1000, "-t", FOREVER_S)
+    for gpu in range(gpus):
+        wait_until(partial(all_busy, bench.device(gpu), containers), "all on the device", 90)
+    time.sleep(2)
+    tasks = Path(f"/proc/{bench.node.daemon.pid}/task")
+    thread = next(task for task in tasks.iterdir() if (task / "comm").read_text().strip() == "cgpu-gate")
+
+    def read() -> tuple[int, int, int]:
+        ran = int((thread / "schedstat").read_text().split()[0])
+        return ran, turns_of(bench), time.monotonic_ns()
+
+    before = read()
+    time.sleep(5)
+    after = read()
+    ran, turns, passed = (b - a for a, b in zip(before, after, strict=True))
+    return 100 * ran / passed, ran / turns / 1000
+
+
+
+def all_busy(device: Device, containers: int) -> bool:
+    return sum(ns > 0 for ns in device.by_pid().values()) >= containers
+
+
+def turns_of(bench: Bench) -> int:
+    """Grants on all GPUs so far."""
+    return sum(one["turns"] for gpu in bench.node.status()["gpus"] for one in gpu["instances"])
