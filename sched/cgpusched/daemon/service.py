@@ -34,7 +34,7 @@ from cgpusched.daemon.lifetime import Lifetimes
 from cgpusched.daemon.notify import Notifier, feed_watchdog
 from cgpusched.daemon.status import Status
 from cgpusched.daemon.system import System
-from cgpusched.driver.proxy import install_proxies
+from cgpusched.driver.proxy import install_proxies, install_simulated
 from cgpusched.errors import CommandError, UserError
 from cgpusched.fields import pairs
 from cgpusched.gate import Gate
@@ -77,7 +77,10 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier) -> N
     if stale := rundir.clear_instances(runtime):
         log.warning("removed what a predecessor left %s", pairs(instances=stale))
     found = await devices.discover(runtime, config.simulate, config.driver_dir)
-    await trio.to_thread.run_sync(install_proxies, found.driver, config.lib_dir)
+    driver = found.driver
+    if found.sim_dir:
+        driver = await trio.to_thread.run_sync(install_simulated, driver, config.lib_dir / "sim")
+    await trio.to_thread.run_sync(install_proxies, driver, config.lib_dir)
 
     gate = Gate()
     stack.callback(gate.close)

@@ -54,6 +54,21 @@ def install_proxies(driver: Driver, out: Path, hook: Path | None = None) -> None
         raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
 
 
+def install_simulated(driver: Driver, out: Path) -> Driver:
+    """Copies the simulated driver into ``out``, and gives it there.
+
+    Where the package lies, root's home for one, other users' programs may not be able to read it. UserError as above.
+    """
+    copies = Driver(cuda=out / CUDA, nvml=out / NVML)
+    try:
+        files.own_folder(out, 0o755)
+        _replace(copies.cuda, driver.cuda.read_bytes())
+        _replace(copies.nvml, driver.nvml.read_bytes())
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+    return copies
+
+
 def _replace(path: Path, content: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_mode & 0o7777 == MODE and path.read_bytes() == content:
