@@ -280,10 +280,15 @@ class Mount:
             self._fd = -1
 
     def unmount(self) -> None:
-        """Takes the tree off its path, if it is still there and on top, and ends it. What clients hold open fails."""
+        """Takes the tree off its path, if it is still there and on top, and ends it. What clients hold open fails.
+
+        The empty mount point goes too: what scripts write to the tree while nobody serves it must fail, not make files.
+        """
         point = _top(self.path)
         if point is not None and point.device == self.device:
             _umount(self.path)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
         elif point is not None:
             log.warning("not unmounted %s", pairs(path=self.path, reason="something else is mounted over it"))
         self.close()

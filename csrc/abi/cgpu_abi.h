@@ -17,7 +17,8 @@
  *     open iff  ctl.grant == accept  (accept: a process variable; ACCEPT_NONE (1) equals no live word).
  *     The revoking side pays for the ordering: it stores, then membarrier()s, then looks at the marks.
  *
- * Client, accept (slow path):  w = ctl.grant; if w is odd:  slot.acked = 0; slot.opened = w; seq_cst fence;
+ * Client, accept (slow path):  w = ctl.grant; if w is odd:  slot.acked = slot.drained = slot.idle = 0;
+ *     slot.opened = w; seq_cst fence;
  *     if ctl.grant still == w then accept = w, else slot.acked = slot.drained = w (never opened) and wait.
  *     A process that let go of w early (idle) may accept the same w again, the same way, as long as the daemon has not
  *     closed it.
@@ -27,6 +28,8 @@
  *     slot.acked   = w   when its remaining work is predicted to end within ctl.overlap_ns  (early; ring the bell)
  *     slot.drained = w   when all of it has really ended                                    (ring the bell)
  *     slot.idle    = w   before acked, if it lets go because it has nothing to run.
+ *     slot.end_ns goes with both: when the rest is predicted to end, then when it did end. The daemon hands the former on
+ *     as ctl.start_ns with the next grant, and the newcomer's first submission waits for that moment.
  *     With CTL_NODRAIN (policy 4) acked comes at once after the marks are clear.
  *
  * Daemon, close:  ctl.grant = w & ~1; seq_cst fence; then look at the slots. A slot *holds* w iff opened == w and

@@ -96,7 +96,7 @@ def test_ready_means_that_everything_answers(cgpud: Cgpud) -> None:
     assert json.loads(cgpud.ctl("--json", command="smi").stdout)["simulated"] is True
     assert "SIMULATED DEVICE" in cgpud.log.read_text()
     assert cgpud.stop() == 0
-    assert not cgpud.mounted and not cgpud.sockets
+    assert not cgpud.mounted and not cgpud.sockets and not cgpud.tree.exists()
     assert "Traceback" not in cgpud.log.read_text()
 
 

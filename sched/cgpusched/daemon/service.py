@@ -27,7 +27,7 @@ from cgpufs.tree import Tree
 from cgpusched.commands import Destroy
 from cgpusched.config import Config
 from cgpusched.daemon import devices, dump, logs, rundir
-from cgpusched.daemon.access import Access
+from cgpusched.daemon.access import Access, group_id
 from cgpusched.daemon.clients import Clients
 from cgpusched.daemon.control import Control, ControlServer
 from cgpusched.daemon.lifetime import Lifetimes
@@ -110,6 +110,7 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier) -> N
         env = {"CGPU_SOCKET": str(clients.socket(ident))}
         return env | ({"CGPU_SIM_DIR": str(found.sim_dir)} if found.sim_dir else {})
 
+    nursery.start_soon(_check_group, config.control.group)
     apply = functools.partial(system.apply, log_refusal=False)
     control = Control(state, apply, Access(config.control), lives, environment, config.lib_dir, status.answer,
                       clients.count)
@@ -126,6 +127,12 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier) -> N
         runtime=runtime, lib=config.lib_dir, config=config.source, descriptors=limit,
     ))  # fmt: skip
     notifier.send("READY=1", f"STATUS={_headline(found)}")
+
+
+async def _check_group(group: str | None) -> None:
+    """A group that does not exist (yet) shuts its members out: say so once."""
+    if group and await trio.to_thread.run_sync(group_id, group, abandon_on_cancel=True) is None:
+        log.warning("no such group %s", pairs(key="control.group", group=group))
 
 
 def _headline(found: devices.Devices) -> str:
