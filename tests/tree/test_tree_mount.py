@@ -301,7 +301,7 @@ def test_stopping_unmounts(serve, mountpoint: Path) -> None:
     with contextlib.suppress(OSError):
         os.close(held)
     assert str(mountpoint) not in [point.path for point in mount_points()]
-    assert not mountpoint.exists()  # a script that writes to the tree now fails, and leaves no file under the next mount
+    assert not mountpoint.exists()  # a script that writes to the tree fails now, and leaves no file behind
 
 
 def test_unmounted_by_somebody_else(serve, mountpoint: Path) -> None:
