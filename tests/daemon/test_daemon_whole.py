@@ -245,3 +245,11 @@ def test_idle_cost(cgpud: Cgpud) -> None:
     rss = next(int(line.split()[1]) for line in (proc / "status").read_text().splitlines() if line.startswith("VmRSS"))
     assert cgpud.stop() == 0
     assert spent <= 0.01 and rss < 80_000, f"{100 * spent:.2f} % of a core, {rss} kB"
+
+
+def test_a_group_that_does_not_exist_is_reported(cgpud: Cgpud, tmp_path: Path) -> None:
+    config = tmp_path / "group.toml"
+    config.write_text('[control]\ngroup = "no-such-group-here"\n')
+    cgpud.start("--config", str(config))
+    wait(lambda: 'no such group key=control.group group=no-such-group-here' in cgpud.log.read_text(), "the warning")
+    assert cgpud.stop() == 0
