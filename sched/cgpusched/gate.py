@@ -9,7 +9,6 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -222,10 +221,6 @@ class Gate:
         if not any(region.id in made for made in self._regions.values()):
             self._instances.pop(region.id, None)
 
-    def region(self, gpu: int, id: str) -> Region | None:
-        """That instance's region on that GPU."""
-        return self._regions.get(gpu, {}).get(id)
-
     def set_plan(self, gpu: int, plan: GpuPlan) -> None:
         """Takes effect at once, the running turn included; debts of another regime are forgotten.
 
@@ -277,7 +272,3 @@ class Gate:
         _check(lib.gate_gpu_used(self._alive(), gpu, use))
         return GpuUse(use.busy_ns, use.turns, bool(use.native), use.fallbacks, use.overdue, use.longest_wait_ns,
                       use.starved, bool(use.fallback))
-
-    def regions(self, gpu: int) -> Mapping[str, Region]:
-        """All regions of a GPU, by instance."""
-        return self._regions.get(gpu, {})
