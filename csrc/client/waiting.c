@@ -128,6 +128,13 @@ uint64_t gate_start(const struct gate *g, uint64_t word)
     return load_acquire(&g->ctl->grant) == word ? start : 0;
 }
 
+/* The agent is about to ring, and the daemon sees at that look whatever was written before. */
+static bool is_leaving(const struct gate *g)
+{
+    enum gate_state state = __atomic_load_n(&g->state, __ATOMIC_SEQ_CST);
+    return state == GATE_CLOSING || state == GATE_DRAINING;
+}
+
 void gate_wait(struct gate *g)
 {
     struct cgpu_slot *asked = NULL;
@@ -138,7 +145,7 @@ void gate_wait(struct gate *g)
         struct cgpu_slot *slot = load_acquire(&g->slot);
         if (slot != asked) { /* at first, and again in a new daemon's page */
             asked = slot;
-            if (slot && fetch_add(&slot->demand, 1) == 0)
+            if (slot && fetch_add(&slot->demand, 1) == 0 && !is_leaving(g))
                 gate_bell(g);
         }
         if (__atomic_load_n(&g->state, __ATOMIC_ACQUIRE) == GATE_CLOSING) {

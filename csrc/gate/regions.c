@@ -124,7 +124,7 @@ int gate_set_plan(struct gate_server *s, uint32_t gpu, const struct core_plan *p
         return -E2BIG;
     pthread_mutex_lock(&s->lock);
     struct gpu *g = s->gpus[gpu];
-    bool paused[CORE_ENTITIES] = {false}, high = false;
+    bool paused[CORE_ENTITIES] = {false}, shut[CORE_ENTITIES] = {false}, high = false;
     for (uint32_t k = 0; k < p.count && !error; k++) {
         struct region *r = server_find(s, turns[k].region);
         if (!r || r->gpu != gpu) {
@@ -133,6 +133,7 @@ int gate_set_plan(struct gate_server *s, uint32_t gpu, const struct core_plan *p
         }
         p.turn[k] = (struct core_turn){.entity = r->entity, .high = turns[k].high, .quantum_ns = turns[k].quantum_ns};
         paused[r->entity] = !turns[k].quantum_ns;
+        shut[r->entity] = turns[k].shut;
         high |= turns[k].high && turns[k].quantum_ns;
     }
     if (!error) {
@@ -142,6 +143,7 @@ int gate_set_plan(struct gate_server *s, uint32_t gpu, const struct core_plan *p
             if (!r)
                 continue;
             r->paused = paused[i];
+            r->shut = shut[i];
             g->plain = p.native;
             server_set_flags(r, p.native, p.drain); /* before the words: who sees a grant sees its kind */
         }

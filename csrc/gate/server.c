@@ -1,25 +1,30 @@
 /* server.c: the scheduler thread. server.h has the interface, regions.c the rest of it.
  *
- * The thread sleeps in epoll on the regions' bells, a timer (the next deadline of any GPU, or the heartbeat) and a kick from
- * other threads. Bells are edge-triggered and never read: an eventfd's O_NONBLOCK is shared with the tenant, so a read could
+ * The thread sleeps in epoll on the regions' bells and a kick from other threads, until the next deadline of any GPU or the
+ * heartbeat. Bells are edge-triggered and never read: an eventfd's O_NONBLOCK is shared with the tenant, so a read could
  * be made to block. What it does for one bell is bounded, and how often is, too. */
 #define _GNU_SOURCE
 #include "server_parts.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/timerfd.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define ROUNDS_MAX    8 /* steps of one GPU without returning to epoll */
 #define EVENTS        64
 #define TAG_KICK      UINT32_MAX
-#define TAG_TIMER     (UINT32_MAX - 1)
+
+#ifndef SYS_epoll_pwait2
+#define SYS_epoll_pwait2 441 /* the same on every architecture */
+#endif
 
 void gate_tuning_default(struct gate_tuning *t)
 {
@@ -33,9 +38,11 @@ void gate_tuning_default(struct gate_tuning *t)
 
 void server_set_flags(struct region *r, bool native, bool drain)
 {
-    uint32_t flags = r->pages.ctl->flags & CTL_SHUT;
-    if (r->paused)
-        flags |= CTL_PAUSED;
+    uint32_t flags = 0;
+    if (r->shut)
+        flags = CTL_SHUT;
+    else if (r->paused)
+        flags = CTL_PAUSED;
     else if (native)
         flags |= CTL_NATIVE;
     if (!drain)
@@ -189,8 +196,14 @@ static void heartbeat(struct gate_server *s, uint64_t now)
         struct region *r = s->regions[k];
         if (!r)
             continue;
-        store_relaxed(&r->pages.ctl->busy_ns, s->gpus[r->gpu]->core.entity[r->entity].busy_ns);
-        store_release(&r->pages.ctl->heartbeat_ns, now);
+        struct cgpu_ctl *ctl = r->pages.ctl;
+        const struct core *core = &s->gpus[r->gpu]->core;
+        uint64_t busy = core->entity[r->entity].busy_ns, beats = load_relaxed(&ctl->beats);
+        store_relaxed(&ctl->busy_ns, busy);
+        store_relaxed(&ctl->beat[beats % CGPU_BEATS].at_ns, core->now); /* settled up to then */
+        store_relaxed(&ctl->beat[beats % CGPU_BEATS].busy_ns, busy);
+        store_release(&ctl->beats, beats + 1);
+        store_release(&ctl->heartbeat_ns, now);
         s->gpus[r->gpu]->dirty |= 1ull << r->entity; /* whatever was missed (a bell's counter filled up by a sibling, say) is seen now */
     }
     s->heartbeat_ns = now + CGPU_HEARTBEAT_NS;
@@ -237,24 +250,31 @@ static uint64_t attend(struct gate_server *s, uint64_t now)
     return next;
 }
 
-static void arm(struct gate_server *s, uint64_t when)
+/* Sleeps until something rings or `when`. A timeout of the wait itself costs half of what a timerfd does a turn (it is armed
+ * and read by system calls of its own). Before Linux 5.11 no wait of epoll has a timeout in nanoseconds, but ppoll has. */
+static int sleep_until(struct gate_server *s, uint64_t when, struct epoll_event *events)
 {
-    if (when == s->armed_ns)
-        return;
-    s->armed_ns = when;
-    if (!when)
-        when = 1; /* 0 would disarm it */
-    struct itimerspec at = {.it_value = {(time_t)(when / 1000000000u), (long)(when % 1000000000u)}};
-    timerfd_settime(s->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+    uint64_t now = now_ns(), left = when > now ? when - now : 0;
+    struct timespec timeout = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+    if (!s->no_pwait2) {
+        long n = syscall(SYS_epoll_pwait2, s->epoll_fd, events, EVENTS, &timeout, NULL, (size_t)0);
+        if (n >= 0 || errno == EINTR)
+            return (int)n;
+        s->no_pwait2 = true;
+    }
+    struct pollfd ready = {.fd = s->epoll_fd, .events = POLLIN};
+    return ppoll(&ready, 1, &timeout, NULL) > 0 ? epoll_wait(s->epoll_fd, events, EVENTS, 0) : 0;
 }
 
 static void *scheduler(void *argument)
 {
     struct gate_server *s = argument;
     struct epoll_event events[EVENTS];
+    uint64_t when = 0;
     pthread_setname_np(pthread_self(), "cgpu-gate");
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* 1 us instead of 50 */
     for (;;) {
-        int n = epoll_wait(s->epoll_fd, events, EVENTS, -1);
+        int n = sleep_until(s, when, events);
         pthread_mutex_lock(&s->lock);
         if (s->stop) {
             pthread_mutex_unlock(&s->lock);
@@ -264,10 +284,8 @@ static void *scheduler(void *argument)
         for (int k = 0; k < n; k++) {
             uint32_t tag = events[k].data.u32;
             uint64_t ignored;
-            if (tag == TAG_KICK || tag == TAG_TIMER) {
-                if (tag == TAG_TIMER)
-                    s->armed_ns = CORE_NEVER;
-                ssize_t got = read(tag == TAG_KICK ? s->kick_fd : s->timer_fd, &ignored, sizeof ignored);
+            if (tag == TAG_KICK) {
+                ssize_t got = read(s->kick_fd, &ignored, sizeof ignored);
                 (void)got;
             } else if (tag < s->region_end && s->regions[tag] && !s->regions[tag]->muted) {
                 rung(s, s->regions[tag], tag, now);
@@ -275,7 +293,7 @@ static void *scheduler(void *argument)
         }
         if (now >= s->heartbeat_ns)
             heartbeat(s, now);
-        arm(s, attend(s, now));
+        when = attend(s, now);
         store_relaxed(&s->loops, s->loops + 1);
         pthread_mutex_unlock(&s->lock);
     }
@@ -301,15 +319,11 @@ int gate_new(const struct gate_tuning *tuning, struct gate_server **server)
     else
         gate_tuning_default(&s->tuning);
     s->generation = now_ns();
-    s->armed_ns = CORE_NEVER;
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     s->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    s->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     struct epoll_event on_kick = {.events = EPOLLIN, .data.u32 = TAG_KICK};
-    struct epoll_event on_timer = {.events = EPOLLIN, .data.u32 = TAG_TIMER};
-    if (s->epoll_fd < 0 || s->kick_fd < 0 || s->timer_fd < 0 ||
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->kick_fd, &on_kick) < 0 ||
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->timer_fd, &on_timer) < 0) {
+    if (s->epoll_fd < 0 || s->kick_fd < 0 ||
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->kick_fd, &on_kick) < 0) {
         int error = -errno;
         gate_free(s);
         return error;
@@ -345,7 +359,7 @@ struct region *server_find(const struct gate_server *s, uint64_t handle)
 static void open_for_good(struct region *r)
 {
     struct cgpu_ctl *ctl = r->pages.ctl;
-    if (r->paused || ctl->flags & CTL_SHUT)
+    if (r->paused || r->shut)
         return;
     store_release(&ctl->flags, ctl->flags | CTL_NATIVE);
     if (ctl->grant & 1)
@@ -376,8 +390,8 @@ void gate_free(struct gate_server *s)
         free(s->gpus[k]);
     for (uint32_t k = 0; k < s->gang_count; k++)
         free(s->gangs[k]);
-    int fds[] = {s->epoll_fd, s->kick_fd, s->timer_fd};
-    for (int k = 0; k < 3; k++)
+    int fds[] = {s->epoll_fd, s->kick_fd};
+    for (int k = 0; k < 2; k++)
         if (fds[k] >= 0)
             close(fds[k]);
     pthread_mutex_destroy(&s->lock);

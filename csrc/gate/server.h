@@ -33,7 +33,7 @@ struct gate_gpu_use {
 struct gate_turn {
     uint64_t region;
     uint64_t quantum_ns;
-    uint32_t high, pad;
+    uint32_t high, shut;   /* shut: by the audit; its quantum is 0 */
 };
 
 void gate_tuning_default(struct gate_tuning *tuning);

@@ -16,6 +16,7 @@ struct region {
     uint32_t gpu, entity;
     uint64_t instance;        /* regions of one instance have the same; 0 = no other */
     bool paused;
+    bool shut;                /* by the audit */
     bool muted;
     uint64_t muted_until, bell_tokens, bell_refill_ns;
     struct pages pages;
@@ -42,8 +43,9 @@ struct gate_server {
     uint64_t gang_next;       /* when they want to be looked at */
     pthread_t thread;
     bool running, stop;
-    int epoll_fd, kick_fd, timer_fd;
-    uint64_t loops, handles, armed_ns, heartbeat_ns, generation;
+    int epoll_fd, kick_fd;
+    bool no_pwait2; /* the kernel has no epoll_pwait2 */
+    uint64_t loops, handles, heartbeat_ns, generation;
     uint32_t muted;           /* regions */
     struct gate_tuning tuning;
     struct gpu *gpus[GPUS_MAX];
