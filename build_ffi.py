@@ -7,6 +7,7 @@
 ``cgpusched/lib/hook/libcgpu-hook.so.1``    the wrappers (csrc/hook) and the gate's client side (csrc/client)
 ``cgpusched/lib/sim/libcuda.so.1``          the simulated driver
 ``cgpusched/lib/sim/libnvidia-ml.so.1``     the simulated NVML
+``cgpusched/lib/bin/cgpu-runtime``          the OCI runtime (csrc/runtime), a program
 ==========================================  ==================================================================
 """
 
@@ -18,6 +19,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +35,22 @@ GATE = "sched/cgpusched/_gate.abi3.so"
 LIB = "sched/cgpusched/lib"
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wvla"]
-FLAGS = ["-std=gnu11", "-O2", "-g", *WARNINGS, "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]
+FLAGS = ["-std=gnu11", "-O2", "-g", *WARNINGS]
+LIBRARY = ["-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"]
 INCLUDE = ["-Icsrc/abi", "-Icsrc/gate", "-Icsrc/client", "-Icsrc/hook", "-Icsrc/sim"]
+PROGRAM = ["-fPIE", "-pie", "-Wl,-z,relro,-z,now"]
 # Tenants' images may have a glibc as old as 2.17: bind to the old versions of what moved into libc.so.6 later, and name
 # the libraries those lived in (empty stubs on a new glibc). tests/test_glibc.py checks the result.
 OLD_GLIBC = ["-include", "csrc/abi/glibc217.h", "-Wl,-z,now,-z,nodelete,--no-as-needed", "-l:libpthread.so.0",
              "-l:libdl.so.2"]
 
 
-def cc(out: Path, *args: str) -> None:
-    """Compiles one shared library; ``CC`` and ``CFLAGS`` of the environment are honoured."""
+def cc(out: Path, *args: str, kind: Sequence[str] = LIBRARY) -> None:
+    """Compiles one shared library (or what ``kind`` makes); ``CC`` and ``CFLAGS`` of the environment are honoured."""
     out.parent.mkdir(parents=True, exist_ok=True)
     compiler = shlex.split(os.environ.get("CC", "gcc"))
     extra = shlex.split(os.environ.get("CFLAGS", ""))
-    subprocess.run([*compiler, *FLAGS, *INCLUDE, "-o", str(out), *args, *extra], check=True, cwd=ROOT)
+    subprocess.run([*compiler, *FLAGS, *kind, *INCLUDE, "-o", str(out), *args, *extra], check=True, cwd=ROOT)
 
 
 def sources(pattern: str) -> list[str]:
@@ -87,7 +91,9 @@ def build(base: Path) -> list[str]:
     cc(base / sim_cuda, *sources("sim/cuda/*.c"), *shared, include, "-Wl,-Bsymbolic,-soname,libcuda.so.1", *OLD_GLIBC)
     cc(base / sim_nvml, *sources("sim/nvml/*.c"), *shared, include, "-Wl,-Bsymbolic,-soname,libnvidia-ml.so.1",
        *OLD_GLIBC)
-    return [GATE, hook, sim_cuda, sim_nvml]
+    runtime = f"{LIB}/bin/cgpu-runtime"
+    cc(base / runtime, *sources("runtime/*.c"), kind=PROGRAM)
+    return [GATE, hook, sim_cuda, sim_nvml, runtime]
 
 
 class Build(BuildHookInterface[Any] if hasattr(BuildHookInterface, "__class_getitem__") else object):  # type: ignore[misc]

@@ -10,7 +10,7 @@ from node import ROOT
 
 LIBRARIES = {
     "cgpusched/_gate.abi3.so", "cgpusched/lib/hook/libcgpu-hook.so.1", "cgpusched/lib/sim/libcuda.so.1",
-    "cgpusched/lib/sim/libnvidia-ml.so.1",
+    "cgpusched/lib/sim/libnvidia-ml.so.1", "cgpusched/lib/bin/cgpu-runtime",
 }
 COMMANDS = {"cgpud", "cgpuctl", "cgpu-smi"}
 
