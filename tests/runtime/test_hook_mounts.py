@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from .conftest import Bench, StandIn
+from oci import Bench, StandIn
 
 
 class Container:

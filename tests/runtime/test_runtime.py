@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cgpusched.driver.find import packaged
+from oci import CREATE, DELETE, HOOK, Bench, StandIn
 
-from .conftest import CREATE, DELETE, HOOK, Bench, StandIn
+from cgpusched.driver.find import packaged
 
 ASKS = "ALIYUN_COM_GPU_MEM_CONTAINER=6"
 
@@ -23,7 +23,7 @@ def test_a_plain_container_goes_on_without_the_daemon(bench: Bench) -> None:
     assert (bench.bundle / "config.json").read_text() == before
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["state", "c1"], ["start", "c1"], ["kill", "c1", "9"], ["features"],
+@pytest.mark.parametrize("arguments", [["--version"], ["state", "c1"], ["start", "c1"], ["kill", "c1", "9"], ["list"],
                                        ["exec", "--process", "p", "c1"], ["--root", "create", "list"]])
 def test_what_makes_no_container_goes_on_as_it_is(bench: Bench, daemon: StandIn, arguments: list[str]) -> None:
     bench.spec(ASKS)
