@@ -50,7 +50,9 @@ def cc(out: Path, *args: str, kind: Sequence[str] = LIBRARY) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     compiler = shlex.split(os.environ.get("CC", "gcc"))
     extra = shlex.split(os.environ.get("CFLAGS", ""))
-    subprocess.run([*compiler, *FLAGS, *kind, *INCLUDE, "-o", str(out), *args, *extra], check=True, cwd=ROOT)
+    fresh = out.with_name(f".{out.name}.{os.getpid()}")  # whoever starts meanwhile finds the old one, whole
+    subprocess.run([*compiler, *FLAGS, *kind, *INCLUDE, "-o", str(fresh), *args, *extra], check=True, cwd=ROOT)
+    fresh.replace(out)
 
 
 def sources(pattern: str) -> list[str]:

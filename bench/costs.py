@@ -42,6 +42,26 @@ def allocations(bench: Bench) -> None:
                 bench.record(name, {"live": live}, added, "ns", bare)
 
 
+def many_processes(bench: Bench) -> None:
+    """How much longer than bare it takes until 300 processes, started at once, all have their first allocation."""
+    processes = 300
+
+    def seconds(text: str) -> float:
+        granted, ns = map(int, text.split())
+        if granted != processes:
+            raise RuntimeError(f"{granted} of {processes} processes were granted their first allocation")
+        return ns / 1e9
+
+    with bench.cell():
+        id_ = bench.create(memory="1GiB")
+        command = (bench.many, processes, 1 << 20)
+        ratios, bare = [], []
+        for _ in range(3 if bench.quick else 5):
+            bare.append(seconds(bench.output(bench.bare(*command))))
+            ratios.append(seconds(bench.output(bench.run_in(id_, *command))) / bare[-1])
+        bench.record("start_300_ratio", {"processes": processes}, ratios, "x", statistics.median(bare))
+
+
 def idle(bench: Bench) -> None:
     """What the daemon costs with nothing to do."""
     assert bench.node.daemon

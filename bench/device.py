@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 MAGIC = 0x6D697367
-VERSION = 1
+VERSION = 2
 LIVE = 1
 
 

@@ -24,6 +24,7 @@ PAIR, FIVE = [1, 2], [1, 2, 3, 4, 5]
 FIXED = {
     "alloc_added_ns": Must("<=", 300),
     "free_added_ns": Must("<=", 300),
+    "start_300_ratio": Must("<=", 2),
     "longest_gap_cycles": Must("<=", 2),
     "device_use_bursty": Must(">=", 97),
     "asked_got_bursty": Must(">=", 99),
@@ -49,6 +50,8 @@ def must(name: str, params: dict[str, object], baseline: float | None = None) ->
             return ratio_error(params)
         case "device_use":
             return Must(">=", 98.5 if params["sync"] else 99)
+        case "docker_added_ms":
+            return Must("<=", 150 if params["asks"] else 60)
         case "handover_us":
             return Must("<=", round(4 * baseline, 4)) if params["percentile"] == 50 and baseline else None
         case "highprio_latency_us":

@@ -69,6 +69,7 @@ class Bench:
         include = [f"-I{ROOT}/csrc/sim", f"-I{ROOT}/csrc/abi"]
         self.launch = build_c(ROOT / "bench/launch_overhead.c", scratch / "launch_overhead", *link)
         self.alloc = build_c(ROOT / "bench/alloc_overhead.c", scratch / "alloc_overhead", *link)
+        self.many = build_c(ROOT / "bench/start_many.c", scratch / "start_many", *link)
         self.load = build_c(ROOT / "bench/load.c", scratch / "load", *link)
         self.timeline_program = build_c(ROOT / "bench/timeline.c", scratch / "timeline", *include)
         self.pingpong = build_c(ROOT / "bench/pingpong.c", scratch / "pingpong")

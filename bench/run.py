@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
+import containers  # noqa: E402
 import costs  # noqa: E402
 import faults  # noqa: E402
 import plots  # noqa: E402
@@ -29,6 +30,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "idle": costs.idle,
     "launches": costs.launches,
     "allocations": costs.allocations,
+    "many_processes": costs.many_processes,
     "handover": faults.hand_over,
     "grid": shares.grid,
     "mixed": shares.mixed,
@@ -42,6 +44,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "kills": faults.kills,
     "stops": faults.stops,
     "scheduler": costs.scheduler,
+    "docker": containers.docker,
     "shares_plot": plots.live_change,
 }
 QUICK = ("launches", "allocations", "handover", "grid", "fixed", "latency", "cap", "kills", "stops")

@@ -38,11 +38,11 @@ static void flush_record(struct seen *s)
     s->now.start = s->now.end = s->now.lost = 0;
 }
 
-static void look_at(const struct sim_proc *proc, struct seen *s)
+static void look_at(const struct sim_proc *proc, const struct sim_channel *channels, struct seen *s)
 {
     for (uint32_t used = load_acquire(&proc->used); used; used &= used - 1) {
         uint32_t c = (uint32_t)__builtin_ctz(used);
-        const struct sim_channel *channel = &proc->channel[c];
+        const struct sim_channel *channel = &channels[c];
         uint64_t head = load_acquire(&channel->head);
         for (; s->head[c] < head; s->head[c]++) {
             struct sim_op op = channel->ring[s->head[c] % SIM_DEPTH];
@@ -78,15 +78,16 @@ int main(int argc, char **argv)
         uint32_t slots = load_acquire(&state->slots);
         for (uint32_t i = 0; i < slots && i < SIM_PROCS; i++) {
             const struct sim_proc *proc = &state->proc[i];
+            const struct sim_channel *channels = state->queues[i].channel;
             if (load_acquire(&proc->state) != SIM_LIVE)
                 continue;
             if (proc->pid != seen[i].now.pid) {
                 flush_record(&seen[i]);
                 seen[i] = (struct seen){.now.pid = proc->pid};
                 for (uint32_t c = 0; first && c < SIM_CHANNELS; c++)
-                    seen[i].head[c] = load_acquire(&proc->channel[c].head);
+                    seen[i].head[c] = load_acquire(&channels[c].head);
             }
-            look_at(proc, &seen[i]);
+            look_at(proc, channels, &seen[i]);
         }
         first = false;
         nanosleep(&(struct timespec){0, poll_ns}, NULL);

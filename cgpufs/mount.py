@@ -15,11 +15,17 @@ Two things of pyfuse3 3.5 are worked around here:
   readers in a loop makes them at will (44 of 200 kills under a busy daemon). So _Seam asks the device once more just
   before the read, which leaves a window of a few µs (0 of 900 kills).
 * terminate() may throw away a request just read; serve() is stopped by cancelling it instead.
+
+What a killed daemon had read and not answered comes again (FUSE_NOTIFY_RESEND, Linux 6.9). Before that those requests
+would wait for ever, unkillably, as long as somebody holds the device. So there requests are read from a clone of it
+(FUSE_DEV_IOC_CLONE), which dies with the daemon, and they end with ECONNABORTED. INIT is answered on the device itself,
+since the kernel takes an answer only from where the request was read.
 """
 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -27,7 +33,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +54,7 @@ _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _HEADER = struct.Struct("<IIQQIIII")  # fuse_in_header: length, opcode, unique, ...
 _OPCODE_INIT = 26
 _READ_BYTES = 135168  # below 8 KiB the kernel refuses to be read
+_CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE
 _NOTIFY_RESEND = struct.pack("<IiQ", 16, 7, 0)  # fuse_out_header with unique 0: a notification, its code as the error
 _INIT_WAIT_MS = 5000
 PROBE_SECONDS = 1.0
@@ -57,6 +64,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class Unmounted(Exception):
     """Somebody else unmounted the tree, or the kernel aborted its connection."""
+
+
+def can_resend() -> bool:
+    """Whether the kernel repeats what a dead daemon had read."""
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return found is not None and (int(found[1]), int(found[2])) >= (6, 9)
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,12 @@ def mount_points() -> Iterator[MountPoint]:
 def _top(path: Path) -> MountPoint | None:
     """The mount that ``path`` leads into, if it is a mount point."""
     return next((point for point in reversed(list(mount_points())) if point.path == str(path)), None)
+
+
+def device_at(path: Path | str) -> str | None:
+    """``major:minor`` of the tree that is mounted at ``path``, if one is on top there."""
+    point = _top(_resolved(Path(path)))
+    return point.device if point is not None and point.fstype == FSTYPE else None
 
 
 def detach_stale(path: Path) -> int:
@@ -212,6 +231,18 @@ class Mount:
         """The /dev/fuse descriptor: the mount lives as long as any copy of it is open."""
         return self._fd
 
+    def serving_fd(self) -> int:
+        """A descriptor to read requests from, the caller's: once INIT is answered on the device itself."""
+        if not can_resend():
+            fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                fcntl.ioctl(fd, _CLONE, struct.pack("=I", self._fd))
+                return fd
+            except OSError as error:
+                os.close(fd)
+                log.warning("device not cloned %s", pairs(path=self.path, reason=error.strerror))
+        return os.dup(self._fd)
+
     async def serve(
         self,
         operations: Operations,
@@ -230,19 +261,27 @@ class Mount:
         with ours:
             ours.send(self.init_message)
         number = theirs.detach()
-        token = trio.lowlevel.current_trio_token()
+        serving = self.serving_fd()
         answered = trio.Event()
+        taken_over = False
 
         def take_over() -> None:
+            nonlocal taken_over
             os.dup2(self._fd, number, inheritable=False)
-            token.run_sync_soon(answered.set)  # runs after libfuse has answered, which it does in this very step
+            taken_over = True
+
+        def before_read() -> None:  # libfuse has answered by then: it does so in the step in which it calls take_over()
+            if taken_over and not answered.is_set():
+                os.dup2(serving, number, inheritable=False)
+                answered.set()
 
         operations.on_init = take_over
-        pyfuse3.trio = _Seam()  # type: ignore[attr-defined]
+        pyfuse3.trio = _Seam(before_read)  # type: ignore[attr-defined]
         try:
             pyfuse3.init(operations, f"/dev/fd/{number}", set())
         except BaseException:
             os.close(number)
+            os.close(serving)
             raise
         gone = False
         Mount._serving = True
@@ -251,8 +290,8 @@ class Mount:
                 nursery.start_soon(_pump)
                 await answered.wait()
                 # Not before: INIT itself would be sent again, answered EIO, and the mount be refused for ever.
-                if resend and not self.resend():
-                    log.warning("requests not repeated %s", pairs(path=self.path, reason="kernel before 6.9"))
+                if resend:
+                    self.resend()
                 task_status.started()
         except* Unmounted:
             gone = True
@@ -260,11 +299,14 @@ class Mount:
             operations.on_init = None
             Mount._serving = False
             pyfuse3.close(unmount=False)  # libfuse would unmount "/dev/fd/N"; closes its copy of the device
+            os.close(serving)
         if gone:
             raise Unmounted(f"{self.path} was unmounted by somebody else")
 
     def resend(self) -> bool:
         """FUSE_NOTIFY_RESEND: requests that were read and not answered come again. False: the kernel cannot (< 6.9)."""
+        if not can_resend():
+            return False
         try:
             os.write(self._fd, _NOTIFY_RESEND)
         except OSError as error:
@@ -297,10 +339,14 @@ class Mount:
 class _Lowlevel:
     """trio.lowlevel, but that wait_readable() makes sure at the last moment that something is still there to read."""
 
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._before = before
+
     def __getattr__(self, name: str) -> object:
         return getattr(trio.lowlevel, name)
 
     async def wait_readable(self, fd: int) -> None:
+        self._before()
         poller = select.poll()
         poller.register(fd, select.POLLIN)
         while True:
@@ -312,7 +358,8 @@ class _Lowlevel:
 class _Seam:
     """What pyfuse3 finds under the name trio: a seam of its own making (``pyfuse3.asyncio`` uses it too)."""
 
-    lowlevel = _Lowlevel()
+    def __init__(self, before_read: Callable[[], None]) -> None:
+        self.lowlevel = _Lowlevel(before_read)
 
     def __getattr__(self, name: str) -> object:
         return getattr(trio, name)

@@ -17,7 +17,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cgpufs.nodes import BY_LEVEL, HOST, At, Backend, Level, Node, View
@@ -76,7 +76,11 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _cookie(name: str) -> int:
+def _inode(path: str) -> int:
+    return _INODE_MARK | _digest(path) & _HASH_MASK
+
+
+def cookie(name: str) -> int:
     """A directory offset that stays a name's own while others come and go; 1 and 2 are ``.`` and ``..``."""
     return (_digest(name) >> 2) + 3
 
@@ -84,10 +88,15 @@ def _cookie(name: str) -> int:
 class Tree:
     """One view of a backend. Every method raises TreeError for what a caller should see as an errno."""
 
-    def __init__(self, backend: Backend, view: View = HOST, *, born_ns: int | None = None) -> None:
-        """``born_ns``: the time that every node shows as its own, in ns since 1970; default now."""
+    def __init__(self, backend: Backend, view: View = HOST, *, born_ns: int | None = None, below: str = "") -> None:
+        """``born_ns``: the time that every node shows as its own, in ns since 1970; default now.
+
+        ``below``: the name of the directory that this tree is, where it is one of several in a file system (views.py).
+        """
         self.backend = backend
         self.view = view
+        self.root = _inode(below) if below else ROOT_INODE
+        self._prefix = f"{below}/" if below else ""
         self.born_ns = time.time_ns() if born_ns is None else born_ns
         self._signature: object = None
         self._entries: dict[int, _Entry] = {}
@@ -98,6 +107,11 @@ class Tree:
         # Not from 0: a predecessor's handles may still be open, and should not meet ours.
         self._generation = int.from_bytes(os.urandom(4), "little") % _GENERATIONS
         self._sync()
+
+    def inodes(self) -> Iterable[int]:
+        """Those of all its nodes."""
+        self._sync()
+        return self._entries.keys()
 
     # Attributes and names
 
@@ -144,9 +158,9 @@ class Tree:
         self._sync()
         entry = self._directory(inode)
         found = [(1, ".", entry.inode), (2, "..", entry.parent)]
-        found += ((_cookie(name), name, child) for name, child in self._children[inode].items())
-        for cookie, name, child in sorted(item for item in found if item[0] > after):
-            yield name.encode("ascii"), self._attributes(self._entries[child]), cookie
+        found += ((cookie(name), name, child) for name, child in self._children[inode].items())
+        for place, name, child in sorted(item for item in found if item[0] > after):
+            yield name.encode("ascii"), self._attributes(self._entries[child]), place
 
     # Files
 
@@ -260,7 +274,7 @@ class Tree:
         return entry
 
     def _path(self, entry: _Entry) -> str:
-        above = "" if entry.parent == ROOT_INODE else self._path(self._entries[entry.parent]) + "/"
+        above = "" if entry.parent == self.root else self._path(self._entries[entry.parent]) + "/"
         return above + entry.name
 
     def _sync(self) -> None:
@@ -275,18 +289,19 @@ class Tree:
             self._signature = signature
 
     def _build(self) -> None:
-        self._entries = {ROOT_INODE: _Entry(ROOT_INODE, "", ROOT_INODE, Level.ROOT)}
-        self._children = {ROOT_INODE: {}}
-        self._add_files(ROOT_INODE, "", Level.ROOT)
+        root, prefix = self.root, self._prefix
+        self._entries = {root: _Entry(root, "", root, Level.ROOT)}
+        self._children = {root: {}}
+        self._add_files(root, prefix, Level.ROOT)
         state, only = self.backend.state, self.view.only
         for gpu in state.gpus:
             members = [instance for instance in state.on_gpu(gpu) if self.view.sees(instance)]
             if only is not None and not members:
                 continue
-            directory = self._add(ROOT_INODE, str(gpu), f"{gpu}", Level.GPU, gpu)
-            self._add_files(directory, f"{gpu}/", Level.GPU, gpu)
+            directory = self._add(root, str(gpu), f"{prefix}{gpu}", Level.GPU, gpu)
+            self._add_files(directory, f"{prefix}{gpu}/", Level.GPU, gpu)
             for member in members:
-                path = f"{gpu}/{member.id}"
+                path = f"{prefix}{gpu}/{member.id}"
                 below = self._add(directory, member.short, path, Level.INSTANCE, gpu, member.id)
                 self._add_files(below, path + "/", Level.INSTANCE, gpu, member.id)
 
@@ -298,10 +313,10 @@ class Tree:
         self, parent: int, name: str, path: str, level: Level, gpu: int = -1, instance: str | None = None,
         node: Node | None = None,
     ) -> int:  # fmt: skip
-        inode = _INODE_MARK | _digest(path) & _HASH_MASK
+        inode = _inode(path)
         while inode in self._entries:
             path += "\0"
-            inode = _INODE_MARK | _digest(path) & _HASH_MASK
+            inode = _inode(path)
         self._entries[inode] = _Entry(inode, name, parent, level, gpu, instance, node)
         self._children[parent][name] = inode
         if node is None:

@@ -38,7 +38,8 @@
  *     it, the daemon closes the word first and looks again, then moves on.
  *
  * Fallback: when ctl.heartbeat_ns is older than CGPU_ORPHAN_NS, or the socket is gone that long, a client accepts the word
- *     as it stands, odd or even, and counts slot.ungated, unless CTL_PAUSED is set. Memory limits stay as they are.
+ *     as it stands, odd or even, and counts slot.ungated, unless CTL_PAUSED or CTL_SHUT is set. Memory limits stay as
+ *     they are.
  */
 #ifndef CGPU_ABI_H
 #define CGPU_ABI_H
@@ -51,6 +52,7 @@
 #define CGPU_SLOTS       512         /* processes of one instance on one GPU */
 #define CGPU_ORPHAN_NS   1000000000ull
 #define CGPU_HEARTBEAT_NS 100000000ull
+#define CGPU_BEATS       16          /* heartbeats that ctl.beat remembers */
 #define CGPU_ACCEPT_NONE 1ull        /* epoch 0, granted: never issued */
 
 /* ctl.flags */
@@ -88,11 +90,17 @@ struct cgpu_ctl { /* 1 page; the daemon writes all of it */
     uint32_t pad4[12];
     /* line 4 (256): life */
     _Alignas(64) uint64_t heartbeat_ns;
-    uint64_t busy_ns;             /* device time charged to this instance so far (NVML utilization inside) */
+    uint64_t busy_ns;             /* device time charged to this instance so far */
     uint64_t pad5[6];
     /* 320: owner generation of each slot; 0 = nobody's. A slot is live iff slot.gen == slot_gen[i] != 0 */
     _Alignas(64) uint32_t slot_gen[CGPU_SLOTS];
-    uint8_t  pad6[4096 - 320 - 4 * CGPU_SLOTS];
+    /* 2368: what was charged by the last heartbeats (NVML utilization inside). `beats` counts them, and is raised after entry
+     * beats % CGPU_BEATS was written: those after number beats - CGPU_BEATS are whole, by `beats` as it is after reading them */
+    _Alignas(64) uint64_t beats;
+    struct cgpu_beat {
+        uint64_t at_ns, busy_ns;
+    } beat[CGPU_BEATS];
+    uint8_t  pad6[4096 - 2376 - 16 * CGPU_BEATS];
 };
 
 struct cgpu_slot { /* 256 bytes; one process on one GPU; written by that process alone, but for mem_used */
@@ -156,16 +164,21 @@ struct cgpu_welcome_gpu {
     uint8_t  uuid[16];
     uint32_t gpu;                 /* host index */
     uint32_t slot, slot_gen;
-    uint32_t pad;
+    uint32_t flags;               /* CGPU_GPU_* */
     uint64_t mem_limit;
     uint64_t mem_total;
 };
+#define CGPU_GPU_NATIVE 1u        /* the whole GPU, none of our business: no slot, no limit, no descriptors */
+
 struct cgpu_welcome {
     uint32_t magic, version;
     int32_t  error;               /* 0 or an errno; then `text` says why and no descriptors come */
-    uint32_t ngpus;               /* in the order the program shall see them */
+    uint32_t ngpus;               /* that the instance shares, in the order the program shall see them */
     char     id[136];             /* the instance's, NUL-terminated */
     char     text[128];
+    /* The shared ones, then the native ones of a container in mixed mode, up to the first entry without CGPU_GPU_NATIVE. The
+     * program sees each of those before the first shared one of a higher host index. A client of before there were any looks
+     * at `ngpus` entries and sees the shared ones alone, so this needed no new version. */
     struct cgpu_welcome_gpu gpu[CGPU_MAX_GPUS];
 };
 
@@ -176,6 +189,7 @@ _Static_assert(offsetof(struct cgpu_ctl, mem_limit) == 128, "mem_limit");
 _Static_assert(offsetof(struct cgpu_ctl, span_ns) == 192, "span_ns");
 _Static_assert(offsetof(struct cgpu_ctl, heartbeat_ns) == 256, "heartbeat_ns");
 _Static_assert(offsetof(struct cgpu_ctl, slot_gen) == 320, "slot_gen");
+_Static_assert(offsetof(struct cgpu_ctl, beats) == 2368, "beats");
 _Static_assert(sizeof(struct cgpu_slot) == 256, "slot");
 _Static_assert(offsetof(struct cgpu_slot, opened) == 64, "opened");
 _Static_assert(offsetof(struct cgpu_slot, mem_used) == 128, "mem_used");

@@ -24,6 +24,7 @@ typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphicsResource_st *CUgraphicsResource;
 typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 typedef struct CUkern_st *CUkernel;
 typedef struct CUlib_st *CUlibrary;
 typedef struct CUlinkState_st *CUlinkState;
@@ -316,6 +317,7 @@ typedef struct {
     unsigned char reserved[54];
 } CUmemPoolProps;
 typedef struct { unsigned char reserved[64]; } CUmemPoolPtrExportData;
+typedef struct { unsigned int numDevices; size_t size; unsigned long long handleTypes, flags; } CUmulticastObjectProp;
 
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;         /* these three: as pointers only */
 typedef struct CUmemDecompressParams_st CUmemDecompressParams;
@@ -346,6 +348,20 @@ typedef struct { size_t Width, Height; CUarray_format Format; unsigned int NumCh
 typedef struct { size_t Width, Height, Depth; CUarray_format Format; unsigned int NumChannels, Flags; }
     CUDA_ARRAY3D_DESCRIPTOR;
 typedef struct { size_t size, alignment; unsigned int reserved[4]; } CUDA_ARRAY_MEMORY_REQUIREMENTS;
+typedef struct {
+    CUresourcetype resourceType;
+    union { CUmipmappedArray mipmap; CUarray array; } resource;
+    int subresourceType; /* 0: a level's region, 1: the mip tail */
+    union {
+        struct { unsigned int level, layer, offsetX, offsetY, offsetZ, extentWidth, extentHeight, extentDepth; } sparseLevel;
+        struct { unsigned int layer; unsigned long long offset, size; } miptail;
+    } subresource;
+    int memOperationType; /* 1: map, 2: unmap */
+    int memHandleType;
+    union { CUmemGenericAllocationHandle memHandle; } memHandle;
+    unsigned long long offset;
+    unsigned int deviceBitMask, flags, reserved[2];
+} CUarrayMapInfo;
 
 typedef struct {
     size_t srcXInBytes, srcY;

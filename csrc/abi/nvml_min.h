@@ -88,6 +88,7 @@ typedef struct {
     unsigned int gpuInstanceId, computeInstanceId;
     unsigned long long usedGpuCcProtectedMemory;
 } nvmlProcessDetail_v1_t;
+#define NVML_PROCESS_MODE_COMPUTE 0
 typedef struct { unsigned int version, mode, numProcArrayEntries; nvmlProcessDetail_v1_t *procArray; }
     nvmlProcessDetailList_t;
 
@@ -115,11 +116,26 @@ typedef struct {
     nvmlProcessUtilizationInfo_v1_t *procUtilArray;
 } nvmlProcessesUtilizationInfo_t;
 
+#define NVML_GPU_UTILIZATION_SAMPLES 1
+#define NVML_MEMORY_UTILIZATION_SAMPLES 2
+#define NVML_VALUE_TYPE_UNSIGNED_INT 1
+typedef struct {
+    unsigned long long timeStamp;
+    union { unsigned int ui; unsigned long long ull; double d; } value;
+} nvmlSample_t;
+typedef struct {
+    unsigned int flags;
+    struct { unsigned int present, percentage, incThreshold, decThreshold; } utilization[8]; /* 0 GPU, 1 memory, ... */
+} nvmlGpuDynamicPstatesInfo_t;
+typedef struct { unsigned int version, isSupportedDevice; } nvmlGpmSupport_t;
+typedef struct nvmlGpmSample_st *nvmlGpmSample_t;
+
 typedef struct {
     unsigned int gpuUtilization, memoryUtilization;
     unsigned long long maxMemoryUsage, time, startTime;
     unsigned int isRunning, reserved[5];
 } nvmlAccountingStats_t;
+typedef struct { unsigned int pid, isRunning; } nvmlAccountingStats_v2_t; /* its first part */
 
 typedef struct {
     nvmlDevice_t device;
@@ -128,4 +144,15 @@ typedef struct {
 } nvmlEventData_t;
 
 typedef struct { unsigned int version, type; union { char str[41]; unsigned char bytes[16]; } value; } nvmlUUID_t;
+
+/* ---- the private table that nvidia-smi asks for. Word 0 is its size in bytes, the others are functions ----
+ * From NVIDIA's own mock (k8s-test-infra, written for 580), from the tables of 535 and 550, and from what nvidia-smi of
+ * those asks of the simulated one. */
+static const unsigned char nvml_private_id[16] __attribute__((unused)) = {
+    0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e, 0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
+#define NVML_PRIVATE_HANDLE_BY_INDEX 81 /* (index, nvmlDevice_t *, flags) */
+#define NVML_PRIVATE_HANDLE_FLAGS 0x22  /* as nvidia-smi has them */
+#define NVML_PRIVATE_UTILIZATION 145    /* of processes: (device, since, ...) */
+#define NVML_PRIVATE_PROCESSES 213      /* and the two after it: (device, count, nvmlPrivateProcess_t *) */
+typedef struct { nvmlProcessDetail_v1_t numbers; char name[4096]; } nvmlPrivateProcess_t;
 #endif

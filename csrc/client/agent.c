@@ -45,7 +45,7 @@
 #define BUSY_LOOK_NS    1000000u /* is it idle? only while it holds the gate and others want the device */
 #define BEAT_LOOK_NS    100000000u
 #define REJOIN_MIN_NS   50000000ull
-#define REJOIN_MAX_NS   1000000000ull
+#define REJOIN_MAX_NS   200000000ull /* a failed try costs some 20 us, and a daemon that is back is to find us soon */
 #define NEVER           UINT64_MAX
 
 static struct hook_lock starting;
@@ -59,8 +59,8 @@ static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 static uint64_t begin(struct gate *g, enum gate_reason reason, uint64_t now)
 {
-    gate_let_go(g, g->word, reason);
-    g->closing_ns = now;
+    gate_let_go(g, load_relaxed(&g->word), reason);
+    store_relaxed(&g->closing_ns, now);
     return now;
 }
 
@@ -71,15 +71,15 @@ static uint64_t step_held(struct gate *g, uint64_t now)
             hook_lock_take(&g->lock);
             if (g->orphan) {
                 store_relaxed(&g->accept, CGPU_ACCEPT_NONE);
-                g->state = GATE_CLOSED;
-                g->orphan = false;
+                store_relaxed(&g->state, GATE_CLOSED);
+                store_relaxed(&g->orphan, false);
             }
             hook_lock_drop(&g->lock);
             return NEVER;
         }
         return now + BEAT_LOOK_NS;
     }
-    uint64_t word = g->word;
+    uint64_t word = load_relaxed(&g->word);
     if (load_acquire(&g->ctl->grant) != word)
         return begin(g, GATE_REVOKED, now);
     uint64_t deadline = gate_deadline(g, word);
@@ -91,20 +91,20 @@ static uint64_t step_held(struct gate *g, uint64_t now)
     bool hint = __atomic_exchange_n(&g->idle_hint, 0, __ATOMIC_ACQ_REL) != 0;
     if (submitted != g->idle_sum && !hint) {
         g->idle_sum = submitted;
-        g->idle_since = 0;
+        store_relaxed(&g->idle_since, 0);
     } else if (streams_quiet(g, now)) {
-        if (submitted != g->idle_sum || g->idle_since == 0) {
+        if (submitted != g->idle_sum || load_relaxed(&g->idle_since) == 0) {
             uint64_t start = gate_start(g, word);
             g->idle_sum = submitted;
-            g->idle_since = start > now ? start : now;
+            store_relaxed(&g->idle_since, start > now ? start : now);
         }
-        uint64_t idle_at = g->idle_since + load_relaxed(&g->ctl->grace_ns);
+        uint64_t idle_at = load_relaxed(&g->idle_since) + load_relaxed(&g->ctl->grace_ns);
         if (now >= idle_at)
             return begin(g, GATE_IDLE, now);
         next = idle_at;
     } else {
         g->idle_sum = submitted;
-        g->idle_since = 0;
+        store_relaxed(&g->idle_since, 0);
     }
     uint64_t last = now + LAST_LOOKS_NS < deadline ? deadline - LAST_LOOKS_NS : now + LAST_LOOKS_NS / 3;
     return min_u64(min_u64(next, last), deadline);
@@ -128,7 +128,7 @@ static uint64_t step_closing(struct gate *g, uint64_t now)
     else
         fence_seq_cst(); /* the launchers mark with an exchange then (streams.c) */
     if (!marks_clear(g)) {
-        if (now - g->closing_ns < MARK_PATIENCE_NS)
+        if (now - load_relaxed(&g->closing_ns) < MARK_PATIENCE_NS)
             return now + MARK_NAP_NS;
         fetch_add(&g->slot->dirty, 1);
         gate_clear_marks(g);
@@ -136,7 +136,7 @@ static uint64_t step_closing(struct gate *g, uint64_t now)
     streams_close(g, now_ns());
     hook_lock_take(&g->lock);
     if (g->state == GATE_CLOSING)
-        g->state = GATE_DRAINING;
+        store_relaxed(&g->state, GATE_DRAINING);
     hook_lock_drop(&g->lock);
     return now;
 }
@@ -144,7 +144,9 @@ static uint64_t step_closing(struct gate *g, uint64_t now)
 /* What should have ended at `end` has not, long after that and after it began to let go or acknowledged. */
 static bool is_stuck(const struct gate *g, uint64_t now, uint64_t end)
 {
-    uint64_t since = g->foreseen_ns > g->closing_ns ? g->foreseen_ns : g->closing_ns;
+    uint64_t since = load_relaxed(&g->closing_ns);
+    if (g->foreseen_ns > since)
+        since = g->foreseen_ns;
     return g->slot && end <= now + STREAMS_UNKNOWN_NS &&
            now > since + (stall_is_possible() ? STALL_PATIENCE_NS : DRAIN_PATIENCE_NS);
 }
@@ -198,14 +200,14 @@ static uint64_t step_draining(struct gate *g, uint64_t now)
                 store_relaxed(&slot->idle, word);
             store_release(&slot->acked, word);
             acked = ring = true;
-            g->closing_ns = now; /* from here on: when it was acknowledged */
+            store_relaxed(&g->closing_ns, now); /* from here on: when it was acknowledged */
         } else if (!acked) {
             store_relaxed(&slot->inflight_ns, end > now ? end - now : 0);
         }
         if (drained) {
             store_relaxed(&slot->end_ns, end);
             store_release(&slot->drained, word);
-            g->state = GATE_CLOSED;
+            store_relaxed(&g->state, GATE_CLOSED);
             ring = true;
         } else if (acked) {
             next = now + (soft ? LOOK_NS : look_again(g, now));

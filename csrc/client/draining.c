@@ -37,7 +37,7 @@ static void reap_from_outside(struct lane *lane, uint64_t now)
     if (lane->head == lane->tail)
         return;
     bool there = lane_push(lane);
-    if (there || streams_gave_up)
+    if (there || load_relaxed(&streams_gave_up))
         lane_reap(lane, now, UINT64_MAX);
     if (there)
         lane_pop();
@@ -107,7 +107,7 @@ bool streams_drained(struct gate *g, uint64_t now, uint64_t *end)
     hook_lock_take(&g->work);
     for (struct lane *lane = g->lanes; lane; lane = lane->next_in_gate) {
         reap_from_outside(lane, now);
-        if (streams_gave_up || !lane->context) {
+        if (load_relaxed(&streams_gave_up) || !lane->context) {
             lane->head = lane->tail;
             lane->done = lane->recorded;
         }

@@ -40,7 +40,7 @@ struct gate *gate_of(int index) { return &gates[index]; }
 int gate_socket(void) { return load_acquire(&sock); }
 int gate_agent_fd(void) { return load_acquire(&agent_fd); }
 int gate_kick_fd(void) { return load_acquire(&kick_fd); }
-uint64_t gate_joined(void) { return joined_ns; }
+uint64_t gate_joined(void) { return load_relaxed(&joined_ns); }
 bool gate_has_membarrier(void) { return load_relaxed(&membarrier_ok); }
 void gate_on_rejoin(void (*enter)(int index)) { rejoined = enter; }
 
@@ -111,9 +111,9 @@ static bool commit(struct offer *offer)
         const int *fd = &offer->fds[1 + 3 * i];
         hook_lock_take(&g->lock);
         store_relaxed(&g->accept, CGPU_ACCEPT_NONE); /* a word of the old page must not open the new one */
-        g->state = GATE_CLOSED;
-        g->orphan = false;
-        g->refused = 0;
+        store_relaxed(&g->state, GATE_CLOSED);
+        store_relaxed(&g->orphan, false);
+        store_relaxed(&g->refused, 0);
         if (mmap(pages[i], sizeof pages[i], PROT_READ, MAP_FIXED | MAP_SHARED, fd[0], 0) == MAP_FAILED)
             mapped = false; /* the place keeps what it had: closed, until the fallback opens it */
         store_release(&g->slot, gpu->slot_gen && !(flags & CGPU_HELLO_INFO) ? &offer->report[i]->slot[gpu->slot] : NULL);
@@ -129,7 +129,7 @@ static bool commit(struct offer *offer)
         settle(&kick_fd, kick);
     settle(&sock, offer->sock);
     sock_ino = inode(sock);
-    joined_ns = now_ns();
+    store_relaxed(&joined_ns, now_ns());
     store_release(&count, (int)offer->welcome.ngpus);
     return mapped;
 }
@@ -138,9 +138,11 @@ static bool commit(struct offer *offer)
 static void forget_stolen(void)
 {
     if (sock >= 0 && inode(sock) != sock_ino) {
-        sock = agent_fd = kick_fd = -1;
+        store_relaxed(&sock, -1);
+        store_relaxed(&agent_fd, -1);
+        store_relaxed(&kick_fd, -1);
         for (int i = 0; i < count; i++)
-            gates[i].bell = -1;
+            store_relaxed(&gates[i].bell, -1);
     }
 }
 

@@ -49,8 +49,9 @@ static void learn(struct lane *lane, const struct span *span, uint64_t sample, b
             sample = (lane->length + sample + 1) / 2;
     }
     lane->length = sample ? sample : 1;
-    if (lane->gate->slot)
-        store_relaxed(&lane->gate->slot->kernel_ns, lane->length);
+    struct cgpu_slot *slot = load_acquire(&lane->gate->slot);
+    if (slot)
+        store_relaxed(&slot->kernel_ns, lane->length);
 }
 
 void learn_by_clock(struct lane *lane, const struct span *span, uint64_t n, uint64_t from, uint64_t now, uint64_t error, bool first)
@@ -79,7 +80,7 @@ static void span_done(struct lane *lane, uint64_t now, uint64_t error)
     if (span->due_ns || span->turn == 0) {
         lane->stamped = false;
     } else {
-        if (lane->stamped && !streams_gave_up && !span->gap && before->turn == span->turn &&
+        if (lane->stamped && !load_relaxed(&streams_gave_up) && !span->gap && before->turn == span->turn &&
             REAL(cuEventElapsedTime)(&ms, before->event, span->event) == CUDA_SUCCESS && n) {
             uint64_t took = (uint64_t)((double)ms * 1e6);
             if (lane->done_ns + took < now)
@@ -102,7 +103,8 @@ void lane_reap(struct lane *lane, uint64_t now, uint64_t error)
 {
     while (lane->head != lane->tail) {
         struct span *span = &lane->ring[lane->head % RING];
-        bool done = streams_gave_up || (span->due_ns ? now >= span->due_ns : REAL(cuEventQuery)(span->event) != CUDA_ERROR_NOT_READY);
+        bool done = load_relaxed(&streams_gave_up) ||
+                    (span->due_ns ? now >= span->due_ns : REAL(cuEventQuery)(span->event) != CUDA_ERROR_NOT_READY);
         if (!done) {
             lane->polled_ns = now;
             break;

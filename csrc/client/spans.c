@@ -50,7 +50,10 @@ uint64_t lanes_end(struct gate *g, uint64_t now)
     return end;
 }
 
-bool lane_push(struct lane *lane) { return !streams_gave_up && lane->context && REAL(cuCtxPushCurrent_v2)(lane->context) == CUDA_SUCCESS; }
+bool lane_push(struct lane *lane)
+{
+    return !load_relaxed(&streams_gave_up) && lane->context && REAL(cuCtxPushCurrent_v2)(lane->context) == CUDA_SUCCESS;
+}
 
 void lane_pop(void)
 {
@@ -120,11 +123,11 @@ static void fill(struct gate_thread *t, struct lane *lane, uint64_t now, uint64_
     lane->open_gap = lane->allotted == lane->done;
     if (lane->open_gap)
         lane->start_ns = lane->polled_ns = now;
-    lane->open_turn = g->turn;
-    lane->open_first = g->filled_turn != g->turn;
+    lane->open_turn = load_relaxed(&g->turn);
+    lane->open_first = g->filled_turn != lane->open_turn;
     lane->open_graph = lane->graph_units ? lane->next_graph : NULL;
     lane->graph_units = 0;
-    g->filled_turn = g->turn;
+    store_relaxed(&g->filled_turn, lane->open_turn);
     lane->allotted += k;
     store_relaxed(&t->left, (int32_t)k);
 }
@@ -171,8 +174,9 @@ static bool wait_for(CUevent event, uint64_t expected_ns)
 
 void lane_count(struct lane *lane)
 {
-    if (lane->gate->slot)
-        fetch_add(&lane->gate->slot->launches, lane->allotted - lane->counted);
+    struct cgpu_slot *slot = load_acquire(&lane->gate->slot); /* a rejoin changes it */
+    if (slot)
+        fetch_add(&slot->launches, lane->allotted - lane->counted);
     lane->counted = lane->allotted;
 }
 
@@ -201,7 +205,7 @@ void lane_boundary(struct gate_thread *t, struct lane *lane)
         while (open) {
             uint64_t deadline = gate_deadline(g, word), end = lanes_end(g, now);
             uint32_t window = load_relaxed(&g->ctl->window);
-            if (deadline && !g->orphan && g->filled_turn == g->turn) {
+            if (deadline && !load_relaxed(&g->orphan) && g->filled_turn == load_relaxed(&g->turn)) {
                 uint64_t span = load_relaxed(&g->ctl->span_ns);
                 uint64_t next = lane->length * (lane->graph_units ? lane->graph_units : 1);
                 if (end + (next > span ? next : span) / 2 > deadline) {

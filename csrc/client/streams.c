@@ -47,7 +47,7 @@ static void pass_always(struct gate_thread *t, void *stream)
 {
     switch_to(t, NULL);
     t->word = &open_word;
-    t->gate = &open_gate;
+    store_relaxed(&t->gate, &open_gate);
     t->stream = stream;
     t->left = INT32_MAX;
 }
@@ -132,7 +132,7 @@ static bool mark(struct gate_thread *t, struct gate *g)
         __atomic_exchange_n(&t->in, 1, __ATOMIC_SEQ_CST); /* pairs with the fence in agent.c */
     }
     if (t->left > 0 && load_relaxed(&g->ctl->grant) == load_relaxed(&g->accept)) {
-        t->left--;
+        store_relaxed(&t->left, t->left - 1);
         return true;
     }
     store_release(&t->in, 0);
@@ -158,7 +158,7 @@ static struct gate_thread *enter(struct gate_thread *t, void *stream)
     struct gate *g = lane->gate;
     agent_start();
     switch_to(t, lane);
-    t->gate = g;
+    store_relaxed(&t->gate, g);
     t->word = (const uint64_t *)(uintptr_t)&g->ctl->grant;
     t->stream = gate_has_membarrier() ? stream : GATE_NO_STREAM; /* without it every launch comes by here */
     for (;;) {
@@ -182,8 +182,8 @@ struct gate_thread *gate_enter_slow(void *stream)
         store_release(&t->in, 0);
     else
         t = gate_thread_here();
-    if (!hooked) {
-        hooked = true;
+    if (!load_relaxed(&hooked)) {
+        store_relaxed(&hooked, true);
         gate_on_thread_exit(thread_ends);
     }
     if (!t)
@@ -379,7 +379,8 @@ void streams_forget(CUstream stream)
 
 static void hint(struct gate *g)
 {
-    if (g->state == GATE_HELD && gate_deadline(g, g->word) && __atomic_exchange_n(&g->idle_hint, 1, __ATOMIC_ACQ_REL) == 0)
+    if (load_relaxed(&g->state) == GATE_HELD && gate_deadline(g, load_relaxed(&g->word)) &&
+        __atomic_exchange_n(&g->idle_hint, 1, __ATOMIC_ACQ_REL) == 0)
         gate_kick();
 }
 

@@ -67,11 +67,11 @@ static bool accept_word(struct gate *g, uint64_t word, uint64_t now)
     store_release(&slot->opened, word);
     fence_seq_cst(); /* pairs with the daemon's: it closes the word, then looks at `opened` */
     if (load_relaxed(&g->ctl->grant) == word) {
-        g->state = GATE_HELD;
-        g->word = word;
-        g->orphan = false;
+        store_relaxed(&g->state, GATE_HELD);
+        store_relaxed(&g->word, word);
+        store_relaxed(&g->orphan, false);
         g->opened_ns = now;
-        g->idle_since = 0;
+        store_relaxed(&g->idle_since, 0);
         store_relaxed(&g->turn, g->turn + 1);
         store_release(&g->accept, word);
         return true;
@@ -81,7 +81,7 @@ static bool accept_word(struct gate *g, uint64_t word, uint64_t now)
         store_release(&slot->drained, word);
         gate_bell(g);
     } else {
-        g->word = word; /* the release under way of the word before acknowledges this one */
+        store_relaxed(&g->word, word); /* the release under way of the word before acknowledges this one */
     }
     return false;
 }
@@ -90,7 +90,7 @@ bool gate_try_open(struct gate *g)
 {
     hook_lock_take(&g->lock);
     uint64_t word = load_acquire(&g->ctl->grant), now = now_ns();
-    bool open = word == g->accept, alarm = false, kick = false;
+    bool open = word == g->accept, alarm = false, kick = false, accepted = false;
     if (g->state == GATE_CLOSING) { /* the agent has yet to see all marks gone and takes back what was handed out */
         hook_lock_drop(&g->lock);
         return false;
@@ -100,14 +100,13 @@ bool gate_try_open(struct gate *g)
         open = true;
     }
     if (!open && (word & 1) && word != g->refused) {
-        open = accept_word(g, word, now);
-        kick = open && load_relaxed(&g->ctl->deadline_ns) != 0; /* the agent keeps the time */
+        open = accepted = accept_word(g, word, now);
     }
     if (!open && gate_daemon_silent(g, now) && !(load_relaxed(&g->ctl->flags) & (CTL_PAUSED | CTL_SHUT))) {
         alarm = !g->orphan;
-        g->orphan = true;
-        g->state = GATE_HELD;
-        g->word = word;
+        store_relaxed(&g->orphan, true);
+        store_relaxed(&g->state, GATE_HELD);
+        store_relaxed(&g->word, word);
         store_relaxed(&g->turn, g->turn + 1);
         if (g->slot)
             fetch_add(&g->slot->ungated, 1);
@@ -115,6 +114,10 @@ bool gate_try_open(struct gate *g)
         open = kick = true;
     }
     hook_lock_drop(&g->lock);
+    if (accepted) { /* a ring from before `state` could be seen woke an agent with nothing to do: what it was about is seen now */
+        fence_seq_cst();
+        kick = load_relaxed(&g->ctl->deadline_ns) != 0 || load_relaxed(&g->ctl->grant) != word;
+    }
     if (kick)
         gate_kick();
     if (alarm)
@@ -148,7 +151,7 @@ void gate_wait(struct gate *g)
             if (slot && fetch_add(&slot->demand, 1) == 0 && !is_leaving(g))
                 gate_bell(g);
         }
-        if (__atomic_load_n(&g->state, __ATOMIC_ACQUIRE) == GATE_CLOSING) {
+        if ((word & 1) && word != load_relaxed(&g->refused)) { /* a release under way keeps us out, and nobody wakes us after it */
             gate_nap(CLOSING_NAP_NS); /* a matter of microseconds */
             continue;
         }
@@ -165,11 +168,11 @@ bool gate_let_go(struct gate *g, uint64_t word, enum gate_reason reason)
     bool held = g->state == GATE_HELD && g->word == word && !g->orphan;
     if (held) {
         store_relaxed(&g->accept, CGPU_ACCEPT_NONE); /* the agent's membarrier comes before it trusts the marks */
-        g->state = GATE_CLOSING;
+        store_relaxed(&g->state, GATE_CLOSING);
         g->reason = reason;
-        g->closing_ns = now_ns();
+        store_relaxed(&g->closing_ns, now_ns());
         if (reason == GATE_DEADLINE)
-            g->refused = word;
+            store_relaxed(&g->refused, word);
     }
     hook_lock_drop(&g->lock);
     return held;

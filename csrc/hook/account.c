@@ -165,7 +165,15 @@ static bool fits(uint64_t limit, uint64_t used, uint64_t bytes)
     return used <= limit && bytes <= limit - used;
 }
 
-bool ledger_charge(int gpu, uint64_t bytes)
+enum charging { CHARGE, TRY, FORCE };
+
+static void count_refusal(const struct account *account)
+{
+    if (account->slot)
+        store_relaxed(&account->slot->mem_refused, load_relaxed(&account->slot->mem_refused) + 1);
+}
+
+static bool charge(int gpu, uint64_t bytes, enum charging how)
 {
     struct account *account = &accounts[gpu];
     int error;
@@ -173,11 +181,11 @@ bool ledger_charge(int gpu, uint64_t bytes)
     bool granted;
     if (report) {
         settle(account, report);
-        granted = fits(load_relaxed(&account->ctl->mem_limit), used_of(account, report), bytes);
+        granted = how == FORCE || fits(load_relaxed(&account->ctl->mem_limit), used_of(account, report), bytes);
         if (granted)
             add(account, report, bytes);
-        else if (account->slot)
-            store_relaxed(&account->slot->mem_refused, load_relaxed(&account->slot->mem_refused) + 1);
+        else if (how == CHARGE)
+            count_refusal(account);
         unlock_report(report);
         return granted;
     }
@@ -186,11 +194,37 @@ bool ledger_charge(int gpu, uint64_t bytes)
     hook_lock_take(&account->lock);
     /* the pages may have come meanwhile, with `used` entered there */
     bool moved = load_relaxed(&account->report) != NULL;
-    granted = !moved && fits(account->limit, account->used, bytes);
+    granted = !moved && (how == FORCE || fits(account->limit, account->used, bytes));
     if (granted)
         account->used += bytes;
     hook_lock_drop(&account->lock);
-    return moved ? ledger_charge(gpu, bytes) : granted;
+    return moved ? charge(gpu, bytes, how) : granted;
+}
+
+bool ledger_charge(int gpu, uint64_t bytes)
+{
+    return charge(gpu, bytes, CHARGE);
+}
+
+void ledger_refused(int gpu)
+{
+    struct account *account = &accounts[gpu];
+    int error;
+    struct cgpu_report *report = open_account(account, &error);
+    if (report) {
+        count_refusal(account);
+        unlock_report(report);
+    }
+}
+
+bool ledger_try(int gpu, uint64_t bytes)
+{
+    return charge(gpu, bytes, TRY);
+}
+
+bool ledger_force(int gpu, uint64_t bytes)
+{
+    return charge(gpu, bytes, FORCE);
 }
 
 void ledger_refund(int gpu, uint64_t bytes)
@@ -264,15 +298,23 @@ static void move(struct account *account, const struct account *next, bool subtr
     store_release(&account->report, next->report);
 }
 
-/* Whether the two are one page mapped twice, as when a program has closed our socket and we joined the same daemon again:
- * then there is but one mutex to lock. Told by writing to our own old slot. Old mutex held. */
-static bool same_pages(const struct account *account, struct cgpu_report *old, const struct cgpu_report *next)
+/* Whether the two are one page mapped twice, as when a program has closed our socket and we joined the same daemon again, or
+ * used NVML alone before: then there is but one mutex to lock. Told by writing to a slot of ours. Old mutex held. */
+static bool same_pages(const struct account *account, const struct account *next)
 {
-    if (!account->slot)
+    const struct cgpu_slot *old = account->report->slot, *new = next->report->slot;
+    uint64_t *probe;
+    const uint64_t *seen;
+    if (account->slot) {
+        probe = &account->slot->pad0[0];
+        seen = &new[account->slot - old].pad0[0];
+    } else if (next->slot) {
+        probe = &next->slot->pad0[0];
+        seen = &old[next->slot - new].pad0[0];
+    } else {
         return false;
-    uint64_t *probe = &account->slot->pad0[0];
-    const uint64_t *seen = &next->slot[account->slot - old->slot].pad0[0];
-    store_relaxed(probe, (uint64_t)(uintptr_t)next ^ now_ns());
+    }
+    store_relaxed(probe, (uint64_t)(uintptr_t)next->report ^ now_ns());
     fence_seq_cst(); /* the other mapping is other addresses to the compiler */
     bool same = load_relaxed(seen) == load_relaxed(probe);
     store_relaxed(probe, 0);
@@ -292,7 +334,7 @@ void account_enter(int gpu)
     if (old != next.report || account->slot != next.slot) {
         bool old_held = old && old != next.report && lock_report(account, old) == 0;
         hook_lock_take(&account->lock);
-        bool same = old_held && same_pages(account, old, next.report);
+        bool same = old_held && same_pages(account, &next);
         int error = same ? 0 : lock_report(&next, next.report);
         if (error) /* a sibling sits on it: enter all the same, the next repair makes the total right */
             hook_log("error", "event=ledger-enter gpu=%d error=%d", gpu, error);

@@ -1,6 +1,35 @@
 /* array.c: arrays and mipmapped arrays. What one takes is known only after it was made, and not for every kind: charged is an
- * estimate from its description, in the blocks of 64 bytes by 8 rows that array memory is laid out in. */
+ * estimate from its description, in the blocks of 64 bytes by 8 rows that array memory is laid out in. Where the driver then
+ * says what the array needs (documented for those with deferred mapping only), that is the charge. */
 #include "memory.h"
+#include "vmm.h"
+
+CU_NEED(CUresult, cuArrayGetMemoryRequirements, (CUDA_ARRAY_MEMORY_REQUIREMENTS *needs, CUarray array, CUdevice device));
+CU_NEED(CUresult, cuMipmappedArrayGetMemoryRequirements,
+        (CUDA_ARRAY_MEMORY_REQUIREMENTS *needs, CUmipmappedArray array, CUdevice device));
+CU_NEED(CUresult, cuCtxGetDevice, (CUdevice *device));
+
+/* ---- destroying (first: what cannot be charged is taken back) ---- */
+
+CU_WRAP(CUresult, cuArrayDestroy, (CUarray array))
+{
+    struct release release = release_begin(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
+    CUresult result = release_end(&release, REAL(cuArrayDestroy)(array));
+    if (result == CUDA_SUCCESS)
+        vmm_array_destroyed((uint64_t)(uintptr_t)array);
+    return result;
+}
+
+CU_WRAP(CUresult, cuMipmappedArrayDestroy, (CUmipmappedArray array))
+{
+    struct release release = release_begin(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
+    CUresult result = release_end(&release, REAL(cuMipmappedArrayDestroy)(array));
+    if (result == CUDA_SUCCESS)
+        vmm_array_destroyed((uint64_t)(uintptr_t)array);
+    return result;
+}
+
+/* ---- sizes ---- */
 
 #define ROW_GRANULE 64u
 #define ROWS_GRANULE 8u
@@ -66,73 +95,84 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level
     return device_bytes(sum);
 }
 
-static struct charge charge_array(const CUDA_ARRAY3D_DESCRIPTOR *description, unsigned int levels)
+static struct charge charge_array(CUDA_ARRAY3D_DESCRIPTOR description, unsigned int levels)
 {
     struct place at = place_here();
-    return charge_at(at, at.gpu < 0 ? 0 : array_bytes(description, levels));
+    return charge_at(at, at.gpu < 0 ? 0 : array_bytes(&description, levels));
 }
 
-static CUresult finish(const struct charge *charge, CUresult result, void *const *array)
+/* true: charged for what the driver says that it needs, if it does. */
+static bool correct(struct charge *charge, bool answers, const CUDA_ARRAY_MEMORY_REQUIREMENTS *needs)
 {
-    charge_end(charge, result, LEDGER_ARRAY, result == CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0);
+    return !answers || needs->size == 0 || charge_correct(charge, round_up(needs->size, SMALL_GRANULE));
+}
+
+static bool asks(const struct charge *charge, CUdevice *device)
+{
+    return charge->at.gpu >= 0 && charge->bytes && have(cuCtxGetDevice) && REAL(cuCtxGetDevice)(device) == CUDA_SUCCESS;
+}
+
+/* The program's handle stays as it is until the charge stands. */
+static CUresult finish(struct charge *charge, CUresult result, CUarray got, CUarray *array)
+{
+    CUDA_ARRAY_MEMORY_REQUIREMENTS needs = {0};
+    CUdevice device;
+    if (result == CUDA_SUCCESS && have(cuArrayGetMemoryRequirements) && asks(charge, &device) &&
+        !correct(charge, REAL(cuArrayGetMemoryRequirements)(&needs, got, device) == CUDA_SUCCESS, &needs)) {
+        REAL(cuArrayDestroy)(got);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    charge_end(charge, result, LEDGER_ARRAY, (uint64_t)(uintptr_t)got);
+    if (result == CUDA_SUCCESS)
+        *array = got;
     return result;
 }
 
-CU_WRAP(CUresult, cuArrayCreate_v2, (CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d))
+static CUresult finish_mipmapped(struct charge *charge, CUresult result, CUmipmappedArray got, CUmipmappedArray *array)
 {
-    CUDA_ARRAY3D_DESCRIPTOR full = {0};
-    if (d)
-        full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = d->Width, .Height = d->Height, .Format = d->Format,
-                                         .NumChannels = d->NumChannels};
-    struct charge charge = charge_array(&full, 1);
-    return charge.refused ? CUDA_ERROR_OUT_OF_MEMORY
-                          : finish(&charge, REAL(cuArrayCreate_v2)(array, d), (void *const *)array);
+    CUDA_ARRAY_MEMORY_REQUIREMENTS needs = {0};
+    CUdevice device;
+    if (result == CUDA_SUCCESS && have(cuMipmappedArrayGetMemoryRequirements) && asks(charge, &device) &&
+        !correct(charge, REAL(cuMipmappedArrayGetMemoryRequirements)(&needs, got, device) == CUDA_SUCCESS, &needs)) {
+        REAL(cuMipmappedArrayDestroy)(got);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    charge_end(charge, result, LEDGER_ARRAY, (uint64_t)(uintptr_t)got);
+    if (result == CUDA_SUCCESS)
+        *array = got;
+    return result;
 }
 
-CU_WRAP(CUresult, cuArrayCreate, (CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d))
-{
-    CUDA_ARRAY3D_DESCRIPTOR full = {0};
-    if (d)
-        full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = d->Width, .Height = d->Height, .Format = d->Format,
-                                         .NumChannels = d->NumChannels};
-    struct charge charge = charge_array(&full, 1);
-    return charge.refused ? CUDA_ERROR_OUT_OF_MEMORY
-                          : finish(&charge, REAL(cuArrayCreate)(array, d), (void *const *)array);
-}
+#define FULL_2D(d) \
+    ((d) ? (CUDA_ARRAY3D_DESCRIPTOR){.Width = (d)->Width, .Height = (d)->Height, .Format = (d)->Format, \
+                                     .NumChannels = (d)->NumChannels} \
+         : (CUDA_ARRAY3D_DESCRIPTOR){0})
+#define FULL_3D(d) \
+    ((d) ? (CUDA_ARRAY3D_DESCRIPTOR){.Width = (d)->Width, .Height = (d)->Height, .Depth = (d)->Depth, .Format = (d)->Format, \
+                                     .NumChannels = (d)->NumChannels, .Flags = (d)->Flags} \
+         : (CUDA_ARRAY3D_DESCRIPTOR){0})
+#define CREATE_WRAP(name, type, full) \
+    CU_WRAP(CUresult, name, (CUarray *array, const type *d)) \
+    { \
+        CUarray got = NULL; \
+        struct charge charge = charge_array(full(d), 1); \
+        if (charge.refused) \
+            return CUDA_ERROR_OUT_OF_MEMORY; \
+        CUresult result = REAL(name)(array ? &got : NULL, d); \
+        return finish(&charge, result, got, array); \
+    }
 
-CU_WRAP(CUresult, cuArray3DCreate_v2, (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d))
-{
-    struct charge charge = charge_array(d ? d : &(CUDA_ARRAY3D_DESCRIPTOR){0}, 1);
-    return charge.refused ? CUDA_ERROR_OUT_OF_MEMORY
-                          : finish(&charge, REAL(cuArray3DCreate_v2)(array, d), (void *const *)array);
-}
-
-CU_WRAP(CUresult, cuArray3DCreate, (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d))
-{
-    CUDA_ARRAY3D_DESCRIPTOR full = {0};
-    if (d)
-        full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = d->Width, .Height = d->Height, .Depth = d->Depth, .Format = d->Format,
-                                         .NumChannels = d->NumChannels, .Flags = d->Flags};
-    struct charge charge = charge_array(&full, 1);
-    return charge.refused ? CUDA_ERROR_OUT_OF_MEMORY
-                          : finish(&charge, REAL(cuArray3DCreate)(array, d), (void *const *)array);
-}
+CREATE_WRAP(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, FULL_2D)
+CREATE_WRAP(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, FULL_2D)
+CREATE_WRAP(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, FULL_3D)
+CREATE_WRAP(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, FULL_3D)
 
 CU_WRAP(CUresult, cuMipmappedArrayCreate, (CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels))
 {
-    struct charge charge = charge_array(d ? d : &(CUDA_ARRAY3D_DESCRIPTOR){0}, levels);
-    return charge.refused ? CUDA_ERROR_OUT_OF_MEMORY
-                          : finish(&charge, REAL(cuMipmappedArrayCreate)(array, d, levels), (void *const *)array);
-}
-
-CU_WRAP(CUresult, cuArrayDestroy, (CUarray array))
-{
-    struct release release = release_begin(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
-    return release_end(&release, REAL(cuArrayDestroy)(array));
-}
-
-CU_WRAP(CUresult, cuMipmappedArrayDestroy, (CUmipmappedArray array))
-{
-    struct release release = release_begin(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
-    return release_end(&release, REAL(cuMipmappedArrayDestroy)(array));
+    CUmipmappedArray got = NULL;
+    struct charge charge = charge_array(FULL_3D(d), levels);
+    if (charge.refused)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = REAL(cuMipmappedArrayCreate)(array ? &got : NULL, d, levels);
+    return finish_mipmapped(&charge, result, got, array);
 }

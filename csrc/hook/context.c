@@ -1,4 +1,6 @@
 /* context.c: where the calling thread's allocations land, and what is lost with a context. */
+#include <stdlib.h>
+
 #include "atomics.h"
 #include "instance.h"
 #include "lock.h"
@@ -16,27 +18,52 @@ CU_NEED(CUresult, cuDevicePrimaryCtxGetState, (CUdevice device, unsigned int *fl
  * tells. */
 static uint32_t deaths;
 static CGPU_TLS struct {
-    CUcontext context;
+    CUcontext context, owner;
     uint32_t deaths;
     int gpu;
 } last;
 
+/* A green context is a part of its device's primary one: what is allocated in it lives as long as that. */
+struct green {
+    CUgreenCtx handle;
+    CUdevice device;
+    CUcontext context, primary;
+    struct green *next;
+};
+static struct green *greens;
+static struct hook_lock greens_lock;
+
+static CUcontext owner_of(CUcontext context)
+{
+    if (__builtin_expect(!load_relaxed(&greens), 1))
+        return context;
+    hook_lock_take(&greens_lock);
+    for (const struct green *green = greens; green; green = green->next)
+        if (green->context == context && green->primary) {
+            context = green->primary;
+            break;
+        }
+    hook_lock_drop(&greens_lock);
+    return context;
+}
+
 /* Of `context`, which is current. */
-static int gpu_of_current(CUcontext context)
+static struct place place_in_current(CUcontext context)
 {
     CUdevice device;
     uint32_t now = load_acquire(&deaths);
     if (last.context == context && last.deaths == now)
-        return last.gpu;
+        return (struct place){last.gpu, last.owner};
     if (REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
-        return -1;
-    int gpu = hook_gpu_of_device(device);
-    if (gpu >= 0) {
+        return (struct place){-1, NULL};
+    struct place place = {hook_gpu_of_device(device), owner_of(context)};
+    if (place.gpu >= 0) {
         last.context = context;
+        last.owner = (CUcontext)(uintptr_t)place.context;
         last.deaths = now;
-        last.gpu = gpu;
+        last.gpu = place.gpu;
     }
-    return gpu;
+    return place;
 }
 
 struct place place_here(void)
@@ -45,7 +72,7 @@ struct place place_here(void)
     if (hook_gpus() == 0 || !have(cuCtxGetCurrent) || !have(cuCtxGetDevice) ||
         REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || !context)
         return (struct place){-1, NULL};
-    return (struct place){gpu_of_current(context), context};
+    return place_in_current(context);
 }
 
 int hook_current_gpu(void)
@@ -60,15 +87,15 @@ struct place place_of_stream(CUstream stream)
         return place_here();
     if (REAL(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS || !context)
         return (struct place){-1, NULL}; /* the driver will say what is wrong with it */
-    if (hook_gpus() == 1)
-        return (struct place){0, context};
+    if (hook_gpus() == 1 && seen_gpus() == 1)
+        return (struct place){0, owner_of(context)};
     if (!have(cuCtxGetCurrent) || !have(cuCtxGetDevice))
         return (struct place){-1, NULL};
     if (REAL(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == context)
-        return (struct place){gpu_of_current(context), context};
+        return place_in_current(context);
     if (!have(cuCtxPushCurrent_v2) || !have(cuCtxPopCurrent_v2) || REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return (struct place){-1, NULL};
-    struct place place = {gpu_of_current(context), context};
+    struct place place = place_in_current(context);
     REAL(cuCtxPopCurrent_v2)(&popped);
     return place;
 }
@@ -79,10 +106,12 @@ struct place place_of_stream(CUstream stream)
  * same handle at once; afterwards they are dropped, or put back. A tag is the address of a local variable: unique while it
  * lives. streams.c must forget the context's streams while they still exist. */
 
-static void context_died(const void *tag)
+/* device: whose primary context it was; -1: another one. */
+static void context_died(const void *tag, CUdevice device)
 {
     fetch_add(&deaths, 1);
-    ledger_drop_context(tag);
+    ledger_drop_owner(tag);
+    pools_context_ended(device);
 }
 
 static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext))
@@ -91,12 +120,12 @@ static CUresult destroy(CUcontext context, CUresult (*real)(CUcontext))
     if (hook_gpus() == 0 || !context)
         return real(context);
     streams_forget_context(context);
-    ledger_retag_context(context, &tag);
+    ledger_retag_owner(context, &tag);
     CUresult result = real(context);
     if (result == CUDA_SUCCESS)
-        context_died(&tag);
+        context_died(&tag, -1);
     else
-        ledger_retag_context(&tag, context);
+        ledger_retag_owner(&tag, context);
     gate_context_changed();
     return result;
 }
@@ -156,30 +185,34 @@ static CUcontext primary_context(CUdevice device, CUresult (*release)(CUdevice))
     return context;
 }
 
-static CUresult end_primary(CUdevice device, CUresult (*real)(CUdevice), CUresult (*release)(CUdevice), bool always)
+static CUresult green_destroy(CUgreenCtx green);
+
+/* `real`, or the end of `green`, which gives the primary context back like a release. */
+static CUresult end_primary(CUdevice device, CUresult (*real)(CUdevice), CUresult (*release)(CUdevice), bool always,
+                            CUgreenCtx green)
 {
     char tag;
     unsigned int flags;
     int active = 0;
     if (hook_gpus() == 0 || !release)
-        return real(device);
+        return green ? green_destroy(green) : real(device);
     hook_lock_take(&primary);
     CUcontext context = primary_context(device, release);
     bool ends = always || device < 0 || device >= DEVICES || load_relaxed(&retained[device]) <= 1;
     if (context && ends)
         streams_forget_context(context);
     if (context)
-        ledger_retag_context(context, &tag);
-    CUresult result = real(device);
+        ledger_retag_owner(context, &tag);
+    CUresult result = green ? green_destroy(green) : real(device);
     if (result == CUDA_SUCCESS && !always && device >= 0 && device < DEVICES)
         fetch_sub(&retained[device], 1);
     if (context) {
         bool dead = result == CUDA_SUCCESS &&
                     (always || (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active));
         if (dead)
-            context_died(&tag);
+            context_died(&tag, device);
         else
-            ledger_retag_context(&tag, context);
+            ledger_retag_owner(&tag, context);
     }
     hook_lock_drop(&primary);
     gate_context_changed();
@@ -188,29 +221,102 @@ static CUresult end_primary(CUdevice device, CUresult (*real)(CUdevice), CUresul
 
 CU_WRAP(CUresult, cuDevicePrimaryCtxRelease, (CUdevice device))
 {
-    return end_primary(device, REAL(cuDevicePrimaryCtxRelease), REAL(cuDevicePrimaryCtxRelease), false);
+    return end_primary(device, REAL(cuDevicePrimaryCtxRelease), REAL(cuDevicePrimaryCtxRelease), false, NULL);
 }
 
 CU_WRAP(CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice device))
 {
-    return end_primary(device, REAL(cuDevicePrimaryCtxRelease_v2), REAL(cuDevicePrimaryCtxRelease_v2), false);
+    return end_primary(device, REAL(cuDevicePrimaryCtxRelease_v2), REAL(cuDevicePrimaryCtxRelease_v2), false, NULL);
 }
 
 /* a reset frees everything in the context, whoever else still uses it */
 CU_WRAP(CUresult, cuDevicePrimaryCtxReset, (CUdevice device))
 {
-    return end_primary(device, REAL(cuDevicePrimaryCtxReset), REAL(cuDevicePrimaryCtxRelease), true);
+    return end_primary(device, REAL(cuDevicePrimaryCtxReset), REAL(cuDevicePrimaryCtxRelease), true, NULL);
 }
 
 CU_WRAP(CUresult, cuDevicePrimaryCtxReset_v2, (CUdevice device))
 {
     return end_primary(device, REAL(cuDevicePrimaryCtxReset_v2),
                        have(cuDevicePrimaryCtxRelease_v2) ? REAL(cuDevicePrimaryCtxRelease_v2)
-                                                          : REAL(cuDevicePrimaryCtxRelease), true);
+                                                          : REAL(cuDevicePrimaryCtxRelease), true, NULL);
+}
+
+/* ---- green contexts ---- */
+
+static CUresult (*release_call(void))(CUdevice)
+{
+    return have(cuDevicePrimaryCtxRelease_v2) ? REAL(cuDevicePrimaryCtxRelease_v2) : REAL(cuDevicePrimaryCtxRelease);
+}
+
+CU_WRAP(CUresult, cuGreenCtxCreate, (CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device, unsigned int flags))
+{
+    CUresult result = REAL(cuGreenCtxCreate)(green, resources, device, flags);
+    if (result != CUDA_SUCCESS || hook_gpus() == 0)
+        return result;
+    if (device >= 0 && device < DEVICES)
+        fetch_add(&retained[device], 1);
+    struct green *one = calloc(1, sizeof *one);
+    if (!one)
+        return result; /* its memory counts until it is freed, or the process ends */
+    hook_lock_take(&primary);
+    *one = (struct green){.handle = *green, .device = device, .primary = primary_context(device, release_call())};
+    hook_lock_drop(&primary);
+    hook_lock_take(&greens_lock);
+    one->next = greens;
+    store_relaxed(&greens, one);
+    hook_lock_drop(&greens_lock);
+    return result;
+}
+
+CU_WRAP(CUresult, cuCtxFromGreenCtx, (CUcontext *context, CUgreenCtx green))
+{
+    CUresult result = REAL(cuCtxFromGreenCtx)(context, green);
+    if (result != CUDA_SUCCESS || !load_relaxed(&greens))
+        return result;
+    hook_lock_take(&greens_lock);
+    for (struct green *one = greens; one; one = one->next)
+        if (one->handle == green)
+            one->context = *context;
+    hook_lock_drop(&greens_lock);
+    fetch_add(&deaths, 1); /* what threads remember of a context of this handle is another's */
+    return result;
+}
+
+CU_WRAP(CUresult, cuGreenCtxDestroy, (CUgreenCtx green))
+{
+    struct green *gone = NULL;
+    hook_lock_take(&greens_lock);
+    struct green **at = &greens;
+    while (*at && (*at)->handle != green)
+        at = &(*at)->next;
+    if ((gone = *at))
+        *at = gone->next;
+    hook_lock_drop(&greens_lock);
+    if (!gone)
+        return REAL(cuGreenCtxDestroy)(green);
+    CUresult result = end_primary(gone->device, NULL, release_call(), false, green);
+    if (result == CUDA_SUCCESS) {
+        fetch_add(&deaths, 1);
+        free(gone);
+        return result;
+    }
+    hook_lock_take(&greens_lock);
+    gone->next = greens;
+    store_relaxed(&greens, gone);
+    hook_lock_drop(&greens_lock);
+    return result;
+}
+
+static CUresult green_destroy(CUgreenCtx green)
+{
+    return REAL(cuGreenCtxDestroy)(green);
 }
 
 void context_after_fork(void)
 {
+    greens = NULL;
+    greens_lock = (struct hook_lock){0};
     primary = (struct hook_lock){0};
     last.context = NULL;
 }

@@ -8,6 +8,7 @@ struct told {
 
 static struct told tell(int gpu, uint64_t free, uint64_t total)
 {
+    pools_refresh(gpu);
     struct ledger_view view = ledger_view(gpu);
     struct told told = {view.used < view.limit ? view.limit - view.used : 0, view.limit};
     if (told.total > total)

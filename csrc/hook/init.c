@@ -3,12 +3,17 @@
  * Runs in the constructor of libcuda.so.1 and libnvidia-ml.so.1 (the proxies), in every program that loads one: so it opens
  * the real library, as the program would have, fills two tables, and does nothing else: no thread, no socket, no device.
  * The real library is opened by path and local, so that nothing resolves to it by accident; it shares its SONAME with the
- * proxy, and the loader answers a later dlopen("libcuda.so.1") with whichever was loaded first: the proxy. */
+ * proxy, and the loader answers a later dlopen("libcuda.so.1") with whichever was loaded first: the proxy.
+ *
+ * Where the proxies are mounted over the driver's own files (cgpusched.driver.cover), the path written into the proxy leads
+ * to a proxy, and the real files are at `real/` beside this library. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "bind.h"
 
 #define WRAPPERS 1024
@@ -74,16 +79,30 @@ static void *open_path(const char *path)
     return handle;
 }
 
+/* The real library at `real/SONAME` beside this one. NULL: there is a link, or nothing: the usual ways lead to it. */
+static void *open_covered(const char *soname)
+{
+    char path[4096], target;
+    Dl_info us;
+    const char *slash = dladdr((void *)&drivers, &us) && us.dli_fname ? strrchr(us.dli_fname, '/') : NULL;
+    int folder = slash ? (int)(slash - us.dli_fname) : 0;
+    if (!slash || snprintf(path, sizeof path, "%.*s/real/%s", folder, us.dli_fname, soname) >= (int)sizeof path)
+        return NULL;
+    bool file = readlink(path, &target, 1) < 0 && errno == EINVAL;
+    return file ? open_path(path) : NULL;
+}
+
 static void open_driver(struct driver *driver, const char *real_path)
 {
     driver->state = OPENING; /* another copy of the proxy, loaded by what follows, must not come in here again */
     char path[4096];
+    snprintf(path, sizeof path, "%s", real_path);
     const char *folder = secure_getenv("CGPU_DRIVER_DIR");
-    if (folder && *folder) {
+    driver->handle = open_covered(driver->soname); /* before what the environment says: it could only lead to a proxy */
+    if (!driver->handle && folder && *folder) {
         snprintf(path, sizeof path, "%s/%s", folder, driver->soname);
         driver->handle = open_path(path);
-    } else {
-        snprintf(path, sizeof path, "%s", real_path);
+    } else if (!driver->handle) {
         driver->handle = open_path(path);
         /* A container may have the same driver in another folder. Its full name, libcuda.so.550.163.01, is not the proxy's. */
         const char *file = strrchr(real_path, '/');

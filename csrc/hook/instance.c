@@ -15,6 +15,7 @@
 #include "hook.h"
 #include "ledger.h"
 #include "lock.h"
+#include "pool.h"
 
 #define RETRY_NS 1000000000ull /* between two tries to reach a daemon that did not answer */
 
@@ -23,8 +24,9 @@ enum joined { JOINED_NOT_YET, JOINED_NONE, JOINED_FALLBACK, JOINED_INFO, JOINED_
 static uint32_t joined;     /* enum joined; release after the rest is written */
 static uint64_t retry_ns;   /* not before this, in JOINED_FALLBACK */
 static bool asked_for_nvml; /* by the last gate_join() */
-static int gpus;
-static uint8_t uuids[CGPU_MAX_GPUS][16];
+static int gpus, seen;
+static uint8_t uuids[CGPU_MAX_GPUS][16];      /* of the instance's GPUs */
+static uint8_t seen_uuids[CGPU_MAX_GPUS][16]; /* of all that the program sees */
 static struct hook_lock joining;
 
 int hook_gpus(void)
@@ -32,17 +34,32 @@ int hook_gpus(void)
     return load_acquire(&gpus);
 }
 
-const uint8_t *instance_uuid(int gpu)
+int seen_gpus(void)
 {
-    return uuids[gpu];
+    return load_acquire(&seen);
+}
+
+const uint8_t *seen_uuid(int place)
+{
+    return seen_uuids[place];
+}
+
+static int find_uuid(uint8_t list[][16], int count, const uint8_t uuid[16])
+{
+    for (int i = 0; i < count; i++)
+        if (memcmp(list[i], uuid, 16) == 0)
+            return i;
+    return -1;
 }
 
 int hook_gpu_of_uuid(const uint8_t uuid[16])
 {
-    for (int gpu = 0; gpu < hook_gpus(); gpu++)
-        if (memcmp(uuids[gpu], uuid, 16) == 0)
-            return gpu;
-    return -1;
+    return find_uuid(uuids, hook_gpus(), uuid);
+}
+
+int seen_place(const uint8_t uuid[16])
+{
+    return find_uuid(seen_uuids, seen_gpus(), uuid);
 }
 
 void uuid_format(const uint8_t uuid[16], char text[UUID_TEXT])
@@ -94,8 +111,34 @@ static bool number_parse(const char *text, uint64_t *number)
     return true;
 }
 
-/* Reads the lines `UUID MEMSIZE` of the file `limits` beside the socket. Gives how many; 0: no such file, or a bad one. */
-static int read_limits(const char *socket_path, uint8_t found[CGPU_MAX_GPUS][16], uint64_t limits[CGPU_MAX_GPUS])
+/* A GPU as the daemon tells of it. */
+struct granted {
+    uint8_t uuid[16];
+    uint32_t index; /* on the host */
+    bool native;
+    uint64_t limit, total;
+};
+
+/* `list`: in the order that the program sees. Gives how many are the instance's. A second join sets what is there already:
+ * an instance's GPUs do not change. */
+static int set_gpus(const struct granted *list, int count)
+{
+    int own = 0;
+    for (int i = 0; i < count; i++) {
+        memcpy(seen_uuids[i], list[i].uuid, 16);
+        if (list[i].native)
+            continue;
+        memcpy(uuids[own], list[i].uuid, 16);
+        account_fallback(own++, list[i].limit, list[i].total);
+    }
+    store_release(&seen, count);
+    store_release(&gpus, own);
+    return own;
+}
+
+/* Reads the file `limits` beside the socket: lines `UUID MEMSIZE`, and `UUID native` for native GPUs. Gives how many; 0: no such
+ * file, or a bad one. */
+static int read_limits(const char *socket_path, struct granted found[CGPU_MAX_GPUS])
 {
     char path[4096], text[4096];
     const char *slash = strrchr(socket_path, '/');
@@ -110,7 +153,7 @@ static int read_limits(const char *socket_path, uint8_t found[CGPU_MAX_GPUS][16]
     if (length < 0)
         return 0;
     text[length] = 0;
-    int count = 0;
+    int count = 0, own = 0;
     char *rest = text, *line;
     while ((line = strsep(&rest, "\n")) && count < CGPU_MAX_GPUS) {
         char *size = strchr(line, ' ');
@@ -119,18 +162,19 @@ static int read_limits(const char *socket_path, uint8_t found[CGPU_MAX_GPUS][16]
         if (!size)
             return 0;
         *size++ = 0;
-        if (!uuid_parse(line, found[count]) || !number_parse(size, &limits[count]))
+        struct granted *one = &found[count++];
+        *one = (struct granted){.native = strcmp(size, "native") == 0};
+        if (!uuid_parse(line, one->uuid) || (!one->native && !number_parse(size, &one->limit)))
             return 0;
-        count++;
+        own += !one->native;
     }
-    return count;
+    return own ? count : 0;
 }
 
 static enum joined join_fallback(const char *socket_path, int error)
 {
-    uint8_t found[CGPU_MAX_GPUS][16];
-    uint64_t limits[CGPU_MAX_GPUS];
-    int count = read_limits(socket_path, found, limits);
+    struct granted found[CGPU_MAX_GPUS];
+    int count = read_limits(socket_path, found);
     if (count == 0) {
         /* nothing at the default path: in no instance. A socket that was named, or is there, is one we should be in. */
         if (access(socket_path, F_OK) == 0 || strcmp(socket_path, CGPU_DEFAULT_SOCKET) != 0)
@@ -140,11 +184,7 @@ static enum joined join_fallback(const char *socket_path, int error)
     }
     hook_log("warning", "event=join socket=%s error=%d: no daemon: each process alone is held to the instance's memory",
              socket_path, error);
-    for (int gpu = 0; gpu < count; gpu++) {
-        memcpy(uuids[gpu], found[gpu], 16);
-        account_fallback(gpu, limits[gpu], 0);
-    }
-    store_release(&gpus, count);
+    set_gpus(found, count);
     store_relaxed(&retry_ns, now_ns() + RETRY_NS);
     return JOINED_FALLBACK;
 }
@@ -162,9 +202,27 @@ static enum joined join_again(void)
     return asked_for_nvml ? JOINED_INFO : JOINED_FULL;
 }
 
+/* Gives how many. */
+static int read_welcome(const struct cgpu_welcome *welcome, struct granted found[CGPU_MAX_GPUS])
+{
+    int count = 0;
+    for (const struct cgpu_welcome_gpu *gpu = welcome->gpu; count < CGPU_MAX_GPUS; gpu++) {
+        bool native = count >= (int)welcome->ngpus;
+        if (native && !(gpu->flags & CGPU_GPU_NATIVE))
+            break;
+        int at = count++;
+        for (; native && at > 0 && found[at - 1].index > gpu->gpu; at--)
+            found[at] = found[at - 1];
+        found[at] = (struct granted){.index = gpu->gpu, .native = native, .limit = gpu->mem_limit, .total = gpu->mem_total};
+        memcpy(found[at].uuid, gpu->uuid, 16);
+    }
+    return count;
+}
+
 static enum joined join_socket(const char *socket_path, bool for_nvml)
 {
     struct cgpu_welcome welcome = {0};
+    struct granted found[CGPU_MAX_GPUS];
     if (load_relaxed(&joined) == JOINED_FALLBACK && (for_nvml || !asked_for_nvml)) /* never from CUDA down to NVML alone */
         return join_again();
     asked_for_nvml = for_nvml;
@@ -176,13 +234,8 @@ static enum joined join_socket(const char *socket_path, bool for_nvml)
                  (int)sizeof welcome.text, welcome.text);
     if (error < 0)
         return load_relaxed(&joined) == JOINED_INFO ? JOINED_INFO : join_fallback(socket_path, error);
-    int count = welcome.ngpus < CGPU_MAX_GPUS ? (int)welcome.ngpus : CGPU_MAX_GPUS;
-    for (int gpu = 0; gpu < count; gpu++) {
-        memcpy(uuids[gpu], welcome.gpu[gpu].uuid, 16);
-        account_fallback(gpu, welcome.gpu[gpu].mem_limit, welcome.gpu[gpu].mem_total);
-    }
-    store_release(&gpus, count);
-    for (int gpu = 0; gpu < count; gpu++)
+    int own = set_gpus(found, read_welcome(&welcome, found));
+    for (int gpu = 0; gpu < own; gpu++)
         account_enter(gpu);
     return for_nvml ? JOINED_INFO : JOINED_FULL;
 }
@@ -225,12 +278,14 @@ static void after_fork(void)
 {
     joined = JOINED_NOT_YET;
     joining = (struct hook_lock){0};
-    gpus = 0;
+    gpus = seen = 0;
     account_after_fork();
     ledger_after_fork();
     visible_after_fork();
     context_after_fork();
     vmm_after_fork();
+    pools_after_fork();
+    graph_memory_after_fork();
 }
 
 __attribute__((constructor)) static void at_load(void)

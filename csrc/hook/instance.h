@@ -16,11 +16,15 @@
 void uuid_format(const uint8_t uuid[16], char text[UUID_TEXT]);
 /* Exactly "GPU-" and 32 hexadecimal digits in their groups, either case, then NUL. */
 bool uuid_parse(const char *text, uint8_t uuid[16]);
-/* `gpu`: 0 .. hook_gpus() - 1. */
-const uint8_t *instance_uuid(int gpu);
+
+/* The GPUs that the program sees, in its order: the instance's, and in a container in mixed mode the native ones among them.
+ * Those are no hook_gpu_of_...(): nothing of them is counted, gated or narrowed. */
+int seen_gpus(void); /* 0 without an instance */
+const uint8_t *seen_uuid(int place);
+int seen_place(const uint8_t uuid[16]); /* -1: it does not see that one */
 
 /* What CUDA_VISIBLE_DEVICES must be for the real cuInit, given the program's own (NULL: unset). Indices and UUID prefixes in
- * `own` mean the instance's GPUs; as in CUDA, the list ends at the first entry that names none, and one that names a GPU
+ * `own` mean the GPUs that it sees; as in CUDA, the list ends at the first entry that names none, and one that names a GPU
  * twice is empty. `out` needs UUID_TEXT * CGPU_MAX_GPUS bytes. Gives the number of GPUs. */
 int visible_translate(const char *own, char *out);
 

@@ -8,27 +8,35 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What a pointer or handle was charged for. Keys of different kinds never collide. LEDGER_OTHER: a note of any value below
- * 2^43, no charge; nothing is ever refunded for it. */
-enum ledger_kind { LEDGER_POINTER, LEDGER_HANDLE, LEDGER_ARRAY, LEDGER_MAPPING, LEDGER_OTHER, LEDGER_KINDS };
+/* What a pointer or handle was charged for. Keys of different kinds never collide. The last two are notes of any
+ * value below 2^43: nothing is ever refunded for them. */
+enum ledger_kind { LEDGER_POINTER, LEDGER_ARRAY, LEDGER_POOL, LEDGER_GRAPH, LEDGER_KINDS };
 
 /* true: `bytes` are charged. false: they do not fit in what is left of the quota, nothing changed, slot.mem_refused rose. */
 bool ledger_charge(int gpu, uint64_t bytes);
+/* The same, but a refusal is not counted: the caller has something left to try. */
+bool ledger_try(int gpu, uint64_t bytes);
+/* Counts a refusal. */
+void ledger_refused(int gpu);
+/* Charges whether it fits or not: the device has it already. false: the mutex could not be had. */
+bool ledger_force(int gpu, uint64_t bytes);
 void ledger_refund(int gpu, uint64_t bytes);
 
-/* Remember / forget which charge belongs to a key. ledger_take gives the bytes and the GPU, false when unknown. `bytes`: in
- * LEDGER_UNITs, which is what devices round to. `context` may be NULL: then only ledger_take forgets it. */
+/* What is remembered of a key. `bytes`: in LEDGER_UNITs, which is what devices round to. */
 #define LEDGER_UNIT 512ull
-void ledger_put(enum ledger_kind kind, uint64_t key, int gpu, uint64_t bytes, const void *context);
-bool ledger_take(enum ledger_kind kind, uint64_t key, int *gpu, uint64_t *bytes);
-/* ledger_take that also tells the context, for a caller who may have to put it back. */
-bool ledger_take_from(enum ledger_kind kind, uint64_t key, int *gpu, uint64_t *bytes, const void **context);
-/* As ledger_take_from, but leaves it there. */
-bool ledger_find(enum ledger_kind kind, uint64_t key, int *gpu, uint64_t *bytes, const void **context);
-/* A context died: refunds all that was put with it. */
-void ledger_drop_context(const void *context);
-/* What was put with context `from` counts as put with `to`, which nothing was put with yet. O(1); the drop is O(live blocks). */
-void ledger_retag_context(const void *from, const void *to);
+struct ledger_entry {
+    int gpu;
+    bool pooled;       /* a pool's block: the pool is charged (pool.c), not the block */
+    uint64_t bytes;
+    const void *owner; /* the context it dies with, or the pool, or NULL: then only ledger_take forgets it */
+};
+void ledger_put(enum ledger_kind kind, uint64_t key, const struct ledger_entry *entry);
+bool ledger_take(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry); /* forgets; false: unknown */
+bool ledger_find(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry);
+/* An owner died: refunds all that was put with it, but for blocks of a pool. */
+void ledger_drop_owner(const void *owner);
+/* What was put with owner `from` counts as put with `to`, which nothing was put with yet. O(1); the drop is O(live blocks). */
+void ledger_retag_owner(const void *from, const void *to);
 
 struct ledger_view { uint64_t limit, used, total; }; /* used: whole instance, with ctl.mem_other; never above limit+overshoot */
 struct ledger_view ledger_view(int gpu);

@@ -8,13 +8,17 @@
 CU_WRAP(CUresult, cuMemFree_v2, (CUdeviceptr ptr))
 {
     struct release release = release_begin(LEDGER_POINTER, ptr);
-    return release_end(&release, REAL(cuMemFree_v2)(ptr));
+    CUresult result = release_end(&release, REAL(cuMemFree_v2)(ptr));
+    pools_synced(false); /* it waited for the device */
+    return result;
 }
 
 CU_WRAP(CUresult, cuMemFree, (CUdeviceptr_v1 ptr))
 {
     struct release release = release_begin(LEDGER_POINTER, ptr);
-    return release_end(&release, REAL(cuMemFree)(ptr));
+    CUresult result = release_end(&release, REAL(cuMemFree)(ptr));
+    pools_synced(false);
+    return result;
 }
 
 /* ---- plain and managed ---- */
@@ -58,19 +62,6 @@ static uint64_t pitched_bytes(uint64_t pitch, uint64_t height)
     return __builtin_mul_overflow(pitch, height, &bytes) ? UINT64_MAX : device_bytes(bytes);
 }
 
-/* The driver chose another pitch than the charge was made for. true: charged for what it takes. */
-static bool correct(struct charge *charge, uint64_t bytes)
-{
-    if (charge->at.gpu < 0)
-        return true;
-    if (bytes > charge->bytes && !ledger_charge(charge->at.gpu, bytes - charge->bytes))
-        return false;
-    if (bytes < charge->bytes)
-        ledger_refund(charge->at.gpu, charge->bytes - bytes);
-    charge->bytes = bytes;
-    return true;
-}
-
 CU_WRAP(CUresult, cuMemAllocPitch_v2, (CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height, unsigned int element))
 {
     struct charge charge = charge_at(place_here(), pitched_bytes(round_up(width, PITCH_GRANULE), height));
@@ -79,7 +70,7 @@ CU_WRAP(CUresult, cuMemAllocPitch_v2, (CUdeviceptr *ptr, size_t *pitch, size_t w
     CUdeviceptr got = 0; /* the program's pointers stay as they are until the charge stands */
     size_t got_pitch = 0;
     CUresult result = REAL(cuMemAllocPitch_v2)(ptr ? &got : NULL, pitch ? &got_pitch : NULL, width, height, element);
-    if (result == CUDA_SUCCESS && !correct(&charge, pitched_bytes(got_pitch, height))) {
+    if (result == CUDA_SUCCESS && !charge_correct(&charge, pitched_bytes(got_pitch, height))) {
         if (have(cuMemFree_v2))
             REAL(cuMemFree_v2)(got);
         result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -101,7 +92,7 @@ CU_WRAP(CUresult, cuMemAllocPitch,
     CUdeviceptr_v1 got = 0;
     unsigned int got_pitch = 0;
     CUresult result = REAL(cuMemAllocPitch)(ptr ? &got : NULL, pitch ? &got_pitch : NULL, width, height, element);
-    if (result == CUDA_SUCCESS && !correct(&charge, pitched_bytes(got_pitch, height))) {
+    if (result == CUDA_SUCCESS && !charge_correct(&charge, pitched_bytes(got_pitch, height))) {
         if (have(cuMemFree))
             REAL(cuMemFree)(got);
         result = CUDA_ERROR_OUT_OF_MEMORY;

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include "hook.h"
 #include "ledger.h"
+#include "pool.h"
 
 /* Where an allocation lands: the GPU, and the context it dies with. gpu -1: no instance, or no current context. */
 struct place {
@@ -29,6 +30,18 @@ static inline uint64_t device_bytes(uint64_t bytes)
     return round_up(bytes, bytes < LARGE_GRANULE ? SMALL_GRANULE : LARGE_GRANULE);
 }
 
+/* The context of `place`, as the ledger's owner. */
+static inline struct ledger_entry entry_at(struct place at, uint64_t bytes)
+{
+    return (struct ledger_entry){.gpu = at.gpu, .bytes = bytes, .owner = at.context};
+}
+
+/* Charges; where that does not fit, after what this process keeps unused has been given back. */
+static inline bool memory_charge(int gpu, uint64_t bytes)
+{
+    return __builtin_expect(ledger_try(gpu, bytes), 1) || memory_charge_again(gpu, bytes);
+}
+
 /* One allocation, charged before the driver is asked:
  *     struct charge charge = charge_at(place, device_bytes(bytes));
  *     if (charge.refused)
@@ -44,17 +57,31 @@ struct charge {
 
 static inline struct charge charge_at(struct place at, uint64_t bytes)
 {
-    return (struct charge){at, bytes, at.gpu >= 0 && !ledger_charge(at.gpu, bytes)};
+    return (struct charge){at, bytes, at.gpu >= 0 && !memory_charge(at.gpu, bytes)};
 }
 
 static inline void charge_end(const struct charge *charge, CUresult result, enum ledger_kind kind, uint64_t key)
 {
     if (charge->at.gpu < 0)
         return;
+    struct ledger_entry entry = entry_at(charge->at, charge->bytes);
     if (result == CUDA_SUCCESS)
-        ledger_put(kind, key, charge->at.gpu, charge->bytes, charge->at.context);
+        ledger_put(kind, key, &entry);
     else
         ledger_refund(charge->at.gpu, charge->bytes);
+}
+
+/* The driver takes another number of bytes than the charge was made for. true: charged for what it takes. */
+static inline bool charge_correct(struct charge *charge, uint64_t bytes)
+{
+    if (charge->at.gpu < 0)
+        return true;
+    if (bytes > charge->bytes && !memory_charge(charge->at.gpu, bytes - charge->bytes))
+        return false;
+    if (bytes < charge->bytes)
+        ledger_refund(charge->at.gpu, charge->bytes - bytes);
+    charge->bytes = bytes;
+    return true;
 }
 
 /* One free. The entry goes before the driver is asked, since another thread may get the same address at once; it comes back if
@@ -65,24 +92,27 @@ static inline void charge_end(const struct charge *charge, CUresult result, enum
 struct release {
     enum ledger_kind kind;
     bool known;
-    int gpu;
-    uint64_t key, bytes;
-    const void *context;
+    uint64_t key;
+    struct ledger_entry entry;
 };
 
 static inline struct release release_begin(enum ledger_kind kind, uint64_t key)
 {
     struct release release = {.kind = kind, .key = key};
-    release.known = ledger_take_from(kind, key, &release.gpu, &release.bytes, &release.context);
+    release.known = ledger_take(kind, key, &release.entry);
     return release;
 }
 
 static inline CUresult release_end(const struct release *release, CUresult result)
 {
-    if (release->known && result == CUDA_SUCCESS)
-        ledger_refund(release->gpu, release->bytes);
-    else if (release->known)
-        ledger_put(release->kind, release->key, release->gpu, release->bytes, release->context);
+    if (!release->known)
+        return result;
+    if (result != CUDA_SUCCESS)
+        ledger_put(release->kind, release->key, &release->entry);
+    else if (release->entry.pooled)
+        pool_freed(&release->entry, release->key);
+    else
+        ledger_refund(release->entry.gpu, release->entry.bytes);
     return result;
 }
 #endif

@@ -1,11 +1,12 @@
-/* nvml_process.c: whatever NVML says of single processes, narrowed to the instance's own: who runs, what they use of the
- * device, their encoder and capture sessions, their accounts. (What nvidia-smi lists comes from a private table and is not
- * narrowed here.)
+/* nvml_process.c: whatever NVML says of single processes, narrowed to the instance's own: who runs, what they use of
+ * the device, their encoder and capture sessions, their accounts. (What nvidia-smi lists: nvml_private.c.)
  *
- * NVML counts processes as its caller's PID namespace does. The instance's are known by the pids in its live slots, each as
- * the process counts itself: the same for bare processes, and for a container that shares one PID namespace. Own pids of a
- * process in a namespace of its own match nothing foreign by accident only if the driver translates; an entry that matches no
- * slot is left out. While no daemon answers there are no slots, and a process sees itself alone. */
+ * The instance's processes are known by the pids in its live slots, each as the process counts itself: the same for
+ * bare processes, and for a container that shares one PID namespace. An entry of the driver's list is one of them or is
+ * left out. In a container the driver may or may not count as the container does, and by accident a host's pid can be
+ * one of the container's. One that does count so lists nobody else there: of a list with a foreign pid nothing is
+ * believed, and who uses the device by the ledger is listed with what it was charged. While no daemon answers there are
+ * no slots: on the host a process sees itself alone. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,32 +17,67 @@
 
 #define ROOM 64         /* entries more than the list had a moment ago */
 #define TRIES 8
+#define HOST_NAMESPACE "pid:[4026531836]" /* the kernel's first PID namespace, of any boot */
 
 /* One function that lists processes, whichever its entries' type. `more`: what else it takes. */
 typedef nvmlReturn_t (*list_function)(nvmlDevice_t device, unsigned int *count, void *entries, unsigned long long more);
 
 struct list {
     list_function real;
-    size_t size, pid; /* of an entry; of the pid in it */
+    size_t size, pid, memory; /* of an entry; of the pid and of the memory in it (0: none) */
+    bool compute;             /* all that use the device by CUDA are in it */
     unsigned long long more;
 };
 
-static bool is_member(int gpu, uint32_t pid)
+struct member {
+    uint32_t pid;
+    bool uses, listed;        /* the device; by the driver */
+    uint64_t memory;          /* charged */
+};
+
+struct members {
+    int count;
+    struct member member[CGPU_SLOTS + 1];
+};
+
+static bool in_container(void)
 {
-    if (pid == (uint32_t)getpid())
-        return true;
-    const struct gate *gate = gpu < gate_count() ? gate_of(gpu) : NULL;
-    if (!gate || !gate->report || !gate->ctl)
-        return false;
-    for (int i = 0; i < CGPU_SLOTS; i++) {
-        uint32_t gen = load_relaxed(&gate->report->slot[i].gen);
-        if (gen != 0 && gen == load_relaxed(&gate->ctl->slot_gen[i]) && load_relaxed(&gate->report->slot[i].pid) == pid)
-            return true;
-    }
-    return false;
+    char text[sizeof HOST_NAMESPACE];
+    ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text);
+    return length > 0 && (length != sizeof text - 1 || memcmp(text, HOST_NAMESPACE, sizeof text - 1) != 0);
 }
 
-/* The whole real list, malloc()ed; *count entries. NULL with *result NVML_SUCCESS: empty. */
+static struct member *find_member(struct members *members, uint32_t pid)
+{
+    for (int i = 0; i < members->count; i++)
+        if (members->member[i].pid == pid)
+            return &members->member[i];
+    return NULL;
+}
+
+static void add_member(struct members *members, struct member member)
+{
+    if (!find_member(members, member.pid))
+        members->member[members->count++] = member;
+}
+
+static void find_members(int gpu, bool container, struct members *members)
+{
+    const struct gate *gate = gpu < gate_count() ? gate_of(gpu) : NULL;
+    members->count = 0;
+    for (int i = 0; gate && gate->report && gate->ctl && i < CGPU_SLOTS; i++) {
+        const struct cgpu_slot *slot = &gate->report->slot[i];
+        uint32_t gen = load_relaxed(&slot->gen);
+        uint64_t memory = load_relaxed(&slot->mem_used);
+        if (gen != 0 && gen == load_relaxed(&gate->ctl->slot_gen[i]))
+            add_member(members, (struct member){.pid = load_relaxed(&slot->pid), .memory = memory,
+                                                .uses = memory || load_relaxed(&slot->launches)});
+    }
+    if (!container)
+        add_member(members, (struct member){.pid = (uint32_t)getpid(), .memory = NVML_VALUE_NOT_AVAILABLE_U64});
+}
+
+/* The whole real list, malloc()ed; *count entries. NULL: *result says why. */
 static char *whole_list(nvmlDevice_t device, const struct list *list, unsigned int *count, nvmlReturn_t *result)
 {
     unsigned int room = ROOM;
@@ -63,6 +99,42 @@ static char *whole_list(nvmlDevice_t device, const struct list *list, unsigned i
     return NULL;
 }
 
+/* What the driver does not know of a member's memory, the ledger does. */
+static void correct(char *entry, const struct list *list, const struct member *member)
+{
+    unsigned long long memory;
+    if (!list->memory)
+        return;
+    memcpy(&memory, entry + list->memory, sizeof memory);
+    if (memory == NVML_VALUE_NOT_AVAILABLE_U64)
+        memcpy(entry + list->memory, &member->memory, sizeof memory);
+}
+
+static struct member *member_of(struct members *members, const char *entry, const struct list *list)
+{
+    uint32_t pid;
+    memcpy(&pid, entry + list->pid, sizeof pid);
+    return find_member(members, pid);
+}
+
+static bool has_foreigner(struct members *members, const char *entries, unsigned int count, const struct list *list)
+{
+    for (unsigned int i = 0; i < count; i++)
+        if (!member_of(members, entries + i * list->size, list))
+            return true;
+    return false;
+}
+
+/* An entry of a compute list that the driver does not have. All their types begin alike. */
+static void invent(char *entry, const struct list *list, const struct member *member)
+{
+    nvmlProcessDetail_v1_t detail = {member->pid, member->memory, ~0u, ~0u, 0}; /* no MIG */
+    memcpy(entry, &detail, list->size);
+}
+_Static_assert(offsetof(nvmlProcessInfo_t, computeInstanceId) == offsetof(nvmlProcessDetail_v1_t, computeInstanceId) &&
+               offsetof(nvmlProcessInfo_v1_t, usedGpuMemory) == offsetof(nvmlProcessDetail_v1_t, usedGpuMemory),
+               "begin alike");
+
 static nvmlReturn_t own_processes(nvmlDevice_t device, unsigned int *count, void *out, const struct list *list)
 {
     nvmlReturn_t result;
@@ -73,45 +145,70 @@ static nvmlReturn_t own_processes(nvmlDevice_t device, unsigned int *count, void
     char *entries = whole_list(device, list, &all, &result);
     if (!entries)
         return result;
+    struct members members;
+    bool container = in_container();
+    find_members(gpu, container, &members);
+    if (container && has_foreigner(&members, entries, all, list))
+        all = 0;
     for (unsigned int i = 0; i < all; i++) {
-        uint32_t pid;
-        memcpy(&pid, entries + i * list->size + list->pid, sizeof pid);
-        if (is_member(gpu, pid)) {
-            if (own < room)
-                memcpy((char *)out + own * list->size, entries + i * list->size, list->size);
-            own++;
-        }
+        char *entry = entries + i * list->size;
+        struct member *member = member_of(&members, entry, list);
+        if (!member)
+            continue;
+        member->listed = true;
+        correct(entry, list, member);
+        if (own < room)
+            memcpy((char *)out + own * list->size, entry, list->size);
+        own++;
     }
     free(entries);
+    for (int i = 0; container && list->compute && i < members.count; i++) {
+        const struct member *member = &members.member[i];
+        if (member->listed || !member->uses)
+            continue;
+        if (own < room)
+            invent((char *)out + own * list->size, list, member);
+        own++;
+    }
     *count = own;
     return own > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-#define PROCESS_LIST_AT(name, type, place) \
+static bool is_member(int gpu, uint32_t pid)
+{
+    struct members members;
+    find_members(gpu, in_container(), &members);
+    return find_member(&members, pid) != NULL;
+}
+
+#define LIST_WRAP(name, type, ...) \
     static nvmlReturn_t all_##name(nvmlDevice_t device, unsigned int *count, void *entries, unsigned long long more); \
     NVML_WRAP(nvmlReturn_t, name, (nvmlDevice_t device, unsigned int *count, type *entries)) \
     { \
-        return own_processes(device, count, entries, &(struct list){all_##name, sizeof(type), place, 0}); \
+        return own_processes(device, count, entries, \
+                             &(struct list){.real = all_##name, .size = sizeof(type), __VA_ARGS__}); \
     } \
     static nvmlReturn_t all_##name(nvmlDevice_t device, unsigned int *count, void *entries, unsigned long long more) \
     { \
         (void)more; \
         return REAL(name)(device, count, entries); \
     }
-#define PROCESS_LIST(name, type) PROCESS_LIST_AT(name, type, offsetof(type, pid))
+#define SESSION_LIST(name, type) LIST_WRAP(name, type, .pid = offsetof(type, pid))
+#define PROCESS_LIST(name, type, all) \
+    LIST_WRAP(name, type, .pid = offsetof(type, pid), .memory = offsetof(type, usedGpuMemory), .compute = all)
 
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
-PROCESS_LIST(nvmlDeviceGetEncoderSessions, nvmlEncoderSessionInfo_t)
-PROCESS_LIST(nvmlDeviceGetFBCSessions, nvmlFBCSessionInfo_t)
-PROCESS_LIST_AT(nvmlDeviceGetAccountingPids, unsigned int, 0)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t, true)
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t, true)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, false)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t, false)
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t, false)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, false)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t, false)
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, false)
+SESSION_LIST(nvmlDeviceGetEncoderSessions, nvmlEncoderSessionInfo_t)
+SESSION_LIST(nvmlDeviceGetFBCSessions, nvmlFBCSessionInfo_t)
+LIST_WRAP(nvmlDeviceGetAccountingPids, unsigned int, .pid = 0)
 
 /* ---- lists in a structure of their own, with a version: of one we don't know the layout of, the program falls back ---- */
 
@@ -133,18 +230,23 @@ NVML_WRAP(nvmlReturn_t, nvmlDeviceGetRunningProcessDetailList, (nvmlDevice_t dev
     if (list->version != DETAIL_V1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     return own_processes(device, &list->numProcArrayEntries, list->procArray,
-                         &(struct list){all_details, sizeof *list->procArray, offsetof(nvmlProcessDetail_v1_t, pid), list->mode});
+                         &(struct list){.real = all_details, .size = sizeof *list->procArray,
+                                        .pid = offsetof(nvmlProcessDetail_v1_t, pid),
+                                        .memory = offsetof(nvmlProcessDetail_v1_t, usedGpuMemory),
+                                        .compute = list->mode == NVML_PROCESS_MODE_COMPUTE, .more = list->mode});
 }
 
-NVML_WRAP(nvmlReturn_t, nvmlDeviceGetProcessesUtilizationInfo, (nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *list))
+NVML_WRAP(nvmlReturn_t, nvmlDeviceGetProcessesUtilizationInfo,
+          (nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *list))
 {
     if (!list || !is_ours(device))
         return REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, list);
     if (list->version != UTILIZATION_V1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     return own_processes(device, &list->processSamplesCount, list->procUtilArray,
-                         &(struct list){all_utilization, sizeof *list->procUtilArray,
-                                        offsetof(nvmlProcessUtilizationInfo_v1_t, pid), list->lastSeenTimeStamp});
+                         &(struct list){.real = all_utilization, .size = sizeof *list->procUtilArray,
+                                        .pid = offsetof(nvmlProcessUtilizationInfo_v1_t, pid),
+                                        .more = list->lastSeenTimeStamp});
 }
 
 static nvmlReturn_t all_details(nvmlDevice_t device, unsigned int *count, void *entries, unsigned long long mode)
@@ -175,7 +277,8 @@ NVML_WRAP(nvmlReturn_t, nvmlDeviceGetProcessUtilization,
         return REAL(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
     nvmlReturn_t result =
         own_processes(device, &room, samples,
-                      &(struct list){all_samples, sizeof *samples, offsetof(nvmlProcessUtilizationSample_t, pid), since});
+                      &(struct list){.real = all_samples, .size = sizeof *samples,
+                                     .pid = offsetof(nvmlProcessUtilizationSample_t, pid), .more = since});
     *count = room;
     return result == NVML_SUCCESS && room == 0 ? NVML_ERROR_NOT_FOUND : result; /* as the driver where there is none */
 }
@@ -185,10 +288,19 @@ static nvmlReturn_t all_samples(nvmlDevice_t device, unsigned int *count, void *
     return REAL(nvmlDeviceGetProcessUtilization)(device, entries, count, since);
 }
 
-NVML_WRAP(nvmlReturn_t, nvmlDeviceGetAccountingStats, (nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats))
+NVML_WRAP(nvmlReturn_t, nvmlDeviceGetAccountingStats,
+          (nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats))
 {
     int gpu = hook_join(true) ? nvml_gpu(device) : -1;
     if (gpu >= 0 && !is_member(gpu, pid))
         return NVML_ERROR_NOT_FOUND;
     return REAL(nvmlDeviceGetAccountingStats)(device, pid, stats);
+}
+
+NVML_WRAP(nvmlReturn_t, nvmlDeviceGetAccountingStats_v2, (nvmlDevice_t device, nvmlAccountingStats_v2_t *stats))
+{
+    int gpu = stats && hook_join(true) ? nvml_gpu(device) : -1;
+    if (gpu >= 0 && !is_member(gpu, stats->pid))
+        return NVML_ERROR_NOT_FOUND;
+    return REAL(nvmlDeviceGetAccountingStats_v2)(device, stats);
 }

@@ -63,24 +63,13 @@ CU_WRAP(CUresult, cuGetProcAddress_v2, (const char *name, void **function, int v
     return result;
 }
 
-/* Private tables are the driver's own affair: forwarded, named in the debug log. */
-static void log_table(const char *function, const void *id)
-{
-    const uint8_t *b = id;
-    if (b)
-        hook_log("debug", "private table asked for by=%s "
-                 "uuid=%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", function, b[0], b[1], b[2], b[3],
-                 b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
-}
-
+/* Private tables are the driver's own affair: forwarded, named in the debug log. (NVML's: nvml_private.c.) */
 CU_WRAP(CUresult, cuGetExportTable, (const void **table, const CUuuid *id))
 {
-    log_table("cuGetExportTable", id);
+    const uint8_t *b = (const void *)id;
+    if (b)
+        hook_log("debug", "private table asked for by=cuGetExportTable "
+                 "uuid=%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3],
+                 b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
     return REAL(cuGetExportTable)(table, id);
-}
-
-NVML_WRAP(nvmlReturn_t, nvmlInternalGetExportTable, (const void **table, const void *id))
-{
-    log_table("nvmlInternalGetExportTable", id);
-    return REAL(nvmlInternalGetExportTable)(table, id);
 }

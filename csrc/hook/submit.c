@@ -4,6 +4,7 @@
  * A plain name means the legacy default stream by the null handle, one with _ptsz or _ptds the thread's own. */
 #include "client.h"
 #include "hook.h"
+#include "pool.h"
 #include "stall.h"
 #include "streams.h"
 
@@ -66,10 +67,24 @@ SUBMIT(cuLaunchGridAsync, (CUfunction f, int width, int height, CUstream stream)
 
 /* ---- graphs: each is measured by itself ---- */
 
-SUBMIT_TO(cuGraphLaunch, (CUgraphExec graph, CUstream stream), (graph, stream), streams_enter_graph(graph, stream_key(stream)))
-SUBMIT_TO(cuGraphLaunch_ptsz, (CUgraphExec graph, CUstream stream), (graph, stream),
-          streams_enter_graph(graph, stream_key_ptsz(stream)))
-SUBMIT_BOTH(cuGraphUpload, (CUgraphExec graph, CUstream stream), (graph, stream))
+#define SUBMIT_GRAPH(name, enter) \
+    CU_WRAP(CUresult, name, (CUgraphExec graph, CUstream stream)) \
+    { \
+        struct graph_launch launch = {.gpu = -1}; \
+        bool allocates = __builtin_expect(load_relaxed(&graph_memory_used), 0); \
+        if (allocates && !graph_memory_begin(&launch, graph)) \
+            return CUDA_ERROR_OUT_OF_MEMORY; \
+        struct gate_thread *t = enter; \
+        CUresult result = REAL(name)(graph, stream); \
+        gate_leave(t); \
+        if (allocates) \
+            graph_memory_end(&launch, graph, result); \
+        return result; \
+    }
+SUBMIT_GRAPH(cuGraphLaunch, streams_enter_graph(graph, stream_key(stream)))
+SUBMIT_GRAPH(cuGraphLaunch_ptsz, streams_enter_graph(graph, stream_key_ptsz(stream)))
+SUBMIT_GRAPH(cuGraphUpload, gate_enter(stream_key(stream)))
+SUBMIT_GRAPH(cuGraphUpload_ptsz, gate_enter(stream_key_ptsz(stream)))
 
 /* ---- calls that wait in the driver for their work and all before it ----
  *

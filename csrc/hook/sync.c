@@ -4,12 +4,14 @@
 
 #include "client.h"
 #include "hook.h"
+#include "pool.h"
 #include "streams.h"
 
-#define SYNC_WRAP(name, args, call, then) \
+#define SYNC_WRAP(name, args, call, whole, then) \
     CU_WRAP(CUresult, name, args) \
     { \
         CUresult result = REAL(name) call; \
+        pools_synced(whole); \
         if (result == CUDA_SUCCESS && gate_self) { \
             int saved = errno; \
             then; /* it may wake the agent */ \
@@ -26,14 +28,14 @@ static void context_synced(CUcontext context)
         streams_hint();
 }
 
-SYNC_WRAP(cuCtxSynchronize, (void), (), streams_synced_context())
-SYNC_WRAP(cuCtxSynchronize_v2, (CUcontext context), (context), context_synced(context))
-SYNC_WRAP(cuStreamSynchronize, (CUstream stream), (stream), streams_synced(stream_key(stream)))
-SYNC_WRAP(cuStreamSynchronize_ptsz, (CUstream stream), (stream), streams_synced(stream_key_ptsz(stream)))
-SYNC_WRAP(cuStreamQuery, (CUstream stream), (stream), streams_synced(stream_key(stream)))
-SYNC_WRAP(cuStreamQuery_ptsz, (CUstream stream), (stream), streams_synced(stream_key_ptsz(stream)))
-SYNC_WRAP(cuEventSynchronize, (CUevent event), (event), streams_hint())
-SYNC_WRAP(cuEventQuery, (CUevent event), (event), streams_hint())
+SYNC_WRAP(cuCtxSynchronize, (void), (), true, streams_synced_context())
+SYNC_WRAP(cuCtxSynchronize_v2, (CUcontext context), (context), true, context_synced(context))
+SYNC_WRAP(cuStreamSynchronize, (CUstream stream), (stream), false, streams_synced(stream_key(stream)))
+SYNC_WRAP(cuStreamSynchronize_ptsz, (CUstream stream), (stream), false, streams_synced(stream_key_ptsz(stream)))
+SYNC_WRAP(cuStreamQuery, (CUstream stream), (stream), false, streams_synced(stream_key(stream)))
+SYNC_WRAP(cuStreamQuery_ptsz, (CUstream stream), (stream), false, streams_synced(stream_key_ptsz(stream)))
+SYNC_WRAP(cuEventSynchronize, (CUevent event), (event), false, streams_hint())
+SYNC_WRAP(cuEventQuery, (CUevent event), (event), false, streams_hint())
 
 /* ---- streams that go ---- */
 

@@ -1,7 +1,7 @@
-/* visible.c: the program sees the instance's GPUs only, numbered from 0.
+/* visible.c: the program sees the instance's GPUs only (and its native ones, see instance.h), numbered from 0.
  *
- * CUDA: the driver itself does the numbering. For the time of the real cuInit, CUDA_VISIBLE_DEVICES is the list of the
- * instance's UUIDs, narrowed by what the program has set; then the program's value is back, for itself and its children. */
+ * CUDA: the driver itself does the numbering. For the time of the real cuInit, CUDA_VISIBLE_DEVICES is the list of their
+ * UUIDs, narrowed by what the program has set; then the program's value is back, for itself and its children. */
 #define _GNU_SOURCE /* strchrnul */
 #include <ctype.h>
 #include <stdlib.h>
@@ -47,43 +47,43 @@ int hook_gpu_of_device(CUdevice device)
 /* ---- the program's own list ---- */
 
 /* The only GPU whose UUID begins with these characters, or -1. */
-static int gpu_of_prefix(const char *text, size_t length)
+static int place_of_prefix(const char *text, size_t length)
 {
     int found = -1;
-    for (int gpu = 0; gpu < hook_gpus(); gpu++) {
+    for (int place = 0; place < seen_gpus(); place++) {
         char uuid[UUID_TEXT];
-        uuid_format(instance_uuid(gpu), uuid);
+        uuid_format(seen_uuid(place), uuid);
         if (length > 4 && length < UUID_TEXT && strncasecmp(uuid, text, length) == 0) {
             if (found >= 0)
                 return -1;
-            found = gpu;
+            found = place;
         }
     }
     return found;
 }
 
-static int gpu_of_token(const char *text, size_t length)
+static int place_of_token(const char *text, size_t length)
 {
     int index = 0;
     if (length == 0)
         return -1;
     if (!isdigit((unsigned char)*text))
-        return gpu_of_prefix(text, length);
+        return place_of_prefix(text, length);
     for (size_t i = 0; i < length; i++) {
         if (!isdigit((unsigned char)text[i]) || index >= CGPU_MAX_GPUS)
             return -1;
         index = index * 10 + (text[i] - '0');
     }
-    return index < hook_gpus() ? index : -1;
+    return index < seen_gpus() ? index : -1;
 }
 
 int visible_translate(const char *own, char *out)
 {
     int order[CGPU_MAX_GPUS], count = 0;
-    uint32_t seen = 0;
+    uint32_t named = 0;
     *out = 0;
     if (!own) {
-        for (count = 0; count < hook_gpus(); count++)
+        for (count = 0; count < seen_gpus(); count++)
             order[count] = count;
     } else {
         for (const char *at = own;; at++) {
@@ -92,13 +92,13 @@ int visible_translate(const char *own, char *out)
                 at++;
             while (last > at && isspace((unsigned char)last[-1]))
                 last--;
-            int gpu = gpu_of_token(at, (size_t)(last - at));
-            if (gpu < 0)
+            int place = place_of_token(at, (size_t)(last - at));
+            if (place < 0)
                 break;
-            if (seen & 1u << gpu) /* not documented: what drivers are seen to do */
+            if (named & 1u << place) /* not documented: what drivers are seen to do */
                 return 0;
-            seen |= 1u << gpu;
-            order[count++] = gpu;
+            named |= 1u << place;
+            order[count++] = place;
             at = end;
             if (!*at)
                 break;
@@ -107,7 +107,7 @@ int visible_translate(const char *own, char *out)
     for (int i = 0; i < count; i++) {
         if (i)
             *out++ = ',';
-        uuid_format(instance_uuid(order[i]), out);
+        uuid_format(seen_uuid(order[i]), out);
         out += strlen(out);
     }
     return count;

@@ -3,6 +3,7 @@
  * (stall.h): from then on neither a launch nor the agent waits for it without end. */
 #include "client.h"
 #include "hook.h"
+#include "pool.h"
 #include "stall.h"
 
 static bool possible;
@@ -53,6 +54,7 @@ STALLING(cuGraphAddBatchMemOpNode, NODE_ARGS(CUDA_BATCH_MEM_OP_NODE_PARAMS), NOD
 
 static void note_node(const CUgraphNodeParams *params)
 {
+    graph_memory_sees(params);
     if (params && (params->type == CU_GRAPH_NODE_TYPE_HOST || params->type == CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT ||
                    params->type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP))
         stall_possible_from_now();

@@ -37,6 +37,8 @@ static enum verb verb_of(const char *word)
         return VERB_CREATE;
     if (!strcmp(word, "delete"))
         return VERB_DELETE;
+    if (!strcmp(word, "precreate"))
+        return VERB_PRECREATE;
     return strcmp(word, "hook") ? VERB_OTHER : VERB_HOOK;
 }
 

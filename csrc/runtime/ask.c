@@ -1,8 +1,9 @@
 /* ask.c: one question to the daemon, and its answer: one message each way on a SOCK_SEQPACKET socket that only root reaches.
  *
  *   question  u32 magic, u32 version, u32 kind (enum ask), u32 0, then the payload
- *             create: id NUL bundle NUL, with a descriptor of the bundle; hook: the OCI state; delete: id NUL
- *   answer    u32 magic, u32 version, i32 status, u32 0, then a text; to create perhaps a descriptor of the new config.json */
+ *             create: id NUL bundle NUL, with a descriptor of the bundle; hook: the OCI state; delete: id NUL;
+ *             precreate: nothing, with a descriptor of the config.json
+ *   answer    u32 magic, u32 version, i32 status, u32 0, then a text; perhaps with a descriptor of the new config.json */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>

@@ -3,8 +3,8 @@
  * Standard input has the container's state (JSON), which the daemon reads: from now on it follows the container's first
  * process. It answers with lines, their fields separated by tabs:
  *
- *   root PATH                        the container's root, where it lies before pivot_root
- *   bind SOURCE TARGET KIND MODE     mount the node's SOURCE at TARGET below that root. KIND is file or dir; MODE is ro or rw
+ *   root PATH                   the container's root, where it lies before pivot_root
+ *   bind SOURCE TARGET ro|rw    mount the node's SOURCE, a file or a folder, at TARGET below that root
  *
  * We are in the node's mount namespace, and join the container's, which at this moment still has the node's tree around
  * the root. Paths below the root are the image's: they are resolved with openat2 inside it, and mounted on through
@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "runtime.h"
@@ -105,10 +106,24 @@ static int make_file(int root, const char *path)
 
 static void link_of(int fd, char text[32]) { snprintf(text, 32, "/proc/self/fd/%d", fd); }
 
-static void bind_one(int root, const char *source, const char *target, bool folder, bool read_only)
+/* The flags that a remount must repeat: in a user namespace's mounts it may take none away. */
+static unsigned long flags_of(int fd)
+{
+    struct statvfs fs;
+    if (fstatvfs(fd, &fs) < 0)
+        return 0;
+    return (fs.f_flag & ST_RDONLY ? MS_RDONLY : 0) | (fs.f_flag & ST_NOEXEC ? MS_NOEXEC : 0) |
+           (fs.f_flag & ST_NOATIME ? MS_NOATIME : 0) | (fs.f_flag & ST_NODIRATIME ? MS_NODIRATIME : 0) |
+           (fs.f_flag & ST_RELATIME ? MS_RELATIME : 0);
+}
+
+static void bind_one(int root, const char *source, const char *target, bool read_only)
 {
     char link[32];
     struct stat st;
+    if (stat(source, &st) < 0)
+        die("cgpu: %s: %s", source, strerror(errno));
+    bool folder = S_ISDIR(st.st_mode);
     int fd = folder ? make_folders(root, target) : make_file(root, target);
     if (fd < 0)
         die("cgpu: %s in the container: %s", target, strerror(errno));
@@ -120,7 +135,8 @@ static void bind_one(int root, const char *source, const char *target, bool fold
     close(fd);
     fd = open_in(root, target, O_PATH, 0); /* what lies on top now: our mount */
     link_of(fd, link);
-    if (fd < 0 || mount(NULL, link, NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | (read_only ? MS_RDONLY : 0), NULL) < 0)
+    unsigned long flags = MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | (read_only ? MS_RDONLY : 0);
+    if (fd < 0 || mount(NULL, link, NULL, flags | flags_of(fd), NULL) < 0)
         die("cgpu: %s in the container, its flags: %s", target, strerror(errno));
     close(fd);
 }
@@ -150,10 +166,10 @@ static void obey(char *lines, int pid)
                 die("cgpu: the container's root %s: %s", first, strerror(errno));
             continue;
         }
-        char *target = strsep(&line, "\t"), *kind = strsep(&line, "\t"), *mode = strsep(&line, "\t");
-        if (strcmp(verb, "bind") || !first || !target || !kind || !mode || root < 0)
+        char *target = strsep(&line, "\t"), *mode = strsep(&line, "\t");
+        if (strcmp(verb, "bind") || !first || !target || !mode || root < 0)
             die("cgpu: cgpud answers what this version does not know: %s", verb);
-        bind_one(root, first, target, !strcmp(kind, "dir"), strcmp(mode, "rw"));
+        bind_one(root, first, target, strcmp(mode, "rw"));
     }
     if (root >= 0)
         close(root);

@@ -7,6 +7,8 @@
  *   delete        cgpud is told, if it knows the container.
  * and all else goes straight on: a plain container costs one more exec and one read of its configuration, and asks nobody.
  *
+ * `cgpu-runtime precreate` is a hook of podman's, instead of all that (precreate.c).
+ *
  * `cgpu-runtime hook` is what the next runtime runs when the container's mounts are made and its program is not started
  * yet (OCI's createRuntime hook, after the prestart hooks in which NVIDIA's toolkit mounts the driver). */
 #include <fcntl.h>
@@ -70,6 +72,8 @@ int main(int argc, char **argv)
     conf_read(&conf);
     if (arguments.verb == VERB_HOOK)
         return hook_run(&conf);
+    if (arguments.verb == VERB_PRECREATE)
+        return precreate_run(&conf);
     if (arguments.verb == VERB_CREATE)
         create(&conf, &arguments);
     else if (arguments.verb == VERB_DELETE)

@@ -24,7 +24,7 @@ void complain_to(const char *log);
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- arguments.c ---- */
-enum verb { VERB_OTHER, VERB_CREATE, VERB_DELETE, VERB_HOOK };
+enum verb { VERB_OTHER, VERB_CREATE, VERB_DELETE, VERB_HOOK, VERB_PRECREATE };
 struct arguments {
     enum verb verb;
     const char *bundle;        /* of create and run; "." unless said */
@@ -44,9 +44,11 @@ char *spec_read(int bundle, size_t *length);
 bool spec_concerns_us(const char *text);
 /* Puts what `fd` holds in its place, with the owner and mode of the old one. */
 void spec_replace(int bundle, int fd);
+/* All that is to be read from `from`; dies where that fails. */
+void spec_copy(int from, int to);
 
 /* ---- ask.c: one question to the daemon ---- */
-enum ask { ASK_CREATE = 1, ASK_HOOK = 2, ASK_DELETE = 3 };
+enum ask { ASK_CREATE = 1, ASK_HOOK = 2, ASK_DELETE = 3, ASK_PRECREATE = 4 };
 struct answer {
     int status;                /* 0 nothing of ours; 1 done; < 0 -errno, and text says why */
     int fd;                    /* the new config.json, or -1 */
@@ -58,4 +60,8 @@ bool ask(const struct conf *conf, enum ask what, const char *payload, size_t len
 /* ---- hook.c ---- */
 /* The createRuntime hook: tells the daemon which process the container's first one is, and mounts what it answers. */
 int hook_run(const struct conf *conf);
+
+/* ---- precreate.c ---- */
+/* podman's precreate hook: the configuration on standard input, as it should be, to standard output. */
+int precreate_run(const struct conf *conf);
 #endif

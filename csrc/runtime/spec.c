@@ -42,7 +42,7 @@ bool spec_concerns_us(const char *text)
     return strstr(text, "\"ALIYUN_COM_GPU_") || strstr(text, "\"CGPU_");
 }
 
-static void copy(int from, int to)
+void spec_copy(int from, int to)
 {
     char piece[65536];
     for (;;) {
@@ -71,7 +71,7 @@ void spec_replace(int bundle, int fd)
     if (made < 0)
         die("cgpu: %s cannot be made in the bundle: %s", name, strerror(errno));
     lseek(fd, 0, SEEK_SET);
-    copy(fd, made);
+    spec_copy(fd, made);
     if (fstatat(bundle, SPEC, &old, 0) < 0 || fchown(made, old.st_uid, old.st_gid) < 0 || fchmod(made, old.st_mode & 07777) < 0 ||
         renameat(bundle, name, bundle, SPEC) < 0) {
         int error = errno;

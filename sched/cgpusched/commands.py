@@ -50,6 +50,15 @@ class SetMemsize:
 
 
 @dataclass(frozen=True)
+class SetShut:
+    """The audit's: no user has a way to give this one."""
+
+    gpu: int
+    id: str
+    value: bool
+
+
+@dataclass(frozen=True)
 class Create:
     """A new instance. Lists index ``gpus`` in order; the last entry repeats."""
 
@@ -62,6 +71,8 @@ class Create:
     highprio: bool = False
     ephemeral: bool = False
     owner: int = 0
+    native: tuple[int, ...] = ()
+    """GPUs that it sees whole, beside those that it shares."""
 
 
 @dataclass(frozen=True)
@@ -78,5 +89,5 @@ class Upgrade:
 
 Command = (
     SetPolicy | SetMaxInst | SetPrioRatio | SetDefaultMemsize | SetWeight | SetHighprio | SetMemsize
-    | Create | Destroy | Upgrade
+    | SetShut | Create | Destroy | Upgrade
 )

@@ -30,8 +30,12 @@ from cgpusched.units import SIZE_ALLOWED, SIZE_MAX, parse_integer, parse_size, s
 
 DEFAULT_PATH = Path("/etc/cgpu/config.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+ENFORCE = ("log", "gate")
+AUDIT_SECONDS_MAX = 3600.0
 SIMULATE_ALLOWED = "COUNTxSIZE, like 2x24GiB or 4x23028MiB (1-16 GPUs), auto or off"
 SIMULATED_GPUS_MAX = 16
+RUNTIMES_MAX = 16
+"""What cgpu-runtime takes (NEXT_MAX of csrc/runtime)."""
 
 Parser = Callable[[Any], Any]
 
@@ -72,6 +76,10 @@ class Config:
     mount: Path = Path("/run/cgpu")
     runtime_dir: Path = Path("/run/cgpud")
     lib_dir: Path = Path("/var/lib/cgpud/lib")
+    bin_dir: Path | None = None
+    """Where cgpu-runtime is put, which the engines' own configurations name; None = ``bin`` beside lib_dir."""
+    runtimes: tuple[str, ...] = ("nvidia-container-runtime", "runc", "crun")
+    """OCI runtimes, by name or path: cgpu-runtime goes on with the first that there is."""
     driver_dir: Path | None = None
     """Folder of the real libraries; None = where the loader finds them."""
     simulate: tuple[int, ...] | None = None
@@ -80,11 +88,24 @@ class Config:
     default_memsize: int = 0
     overcommit: bool = False
     """Whether memsizes together may exceed the card."""
+    audit_interval: float = 1.0
+    """Seconds between two looks at what NVML says that each process uses; 0 = none is taken."""
+    audit_context: int = 1 << 30
+    """Bytes that contexts and modules of one process explain."""
+    audit_tolerance: int = 256 << 20
+    """Bytes by which an instance may really use more than its memsize."""
+    enforce: str = "log"
+    """What comes of more: a line in the log, or a shut gate as well."""
     boot: Boot = Boot()
     gpu: Mapping[int, Boot] = field(default_factory=dict)
     control: ControlConfig = ControlConfig()
     source: str = "defaults"
     """Where it was read from, for messages."""
+
+    @property
+    def binary(self) -> Path:
+        """cgpu-runtime."""
+        return (self.bin_dir or self.lib_dir.parent / "bin") / "cgpu-runtime"
 
     def settings(self, gpus: Iterable[int]) -> dict[int, GpuSettings]:
         """What each of the node's GPUs starts with. UserError: a [gpu.N] of a GPU that is not there."""
@@ -141,6 +162,16 @@ def _size(low: int) -> Parser:
     return parse
 
 
+def _seconds(value: Any) -> float:
+    try:
+        seconds = float(value) if type(value) in (int, float, str) else -1.0
+    except ValueError:
+        seconds = -1.0
+    if seconds != 0 and not 0.1 <= seconds <= AUDIT_SECONDS_MAX:
+        raise ValueError(f"seconds, 0.1-{AUDIT_SECONDS_MAX:.0f}, or 0")
+    return seconds
+
+
 def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("true or false")
@@ -162,6 +193,17 @@ def _group(value: Any) -> str:
     if not isinstance(value, str) or (value and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\$?", value)):
         raise ValueError("the name or number of a group, or nothing")
     return value
+
+
+def _runtimes(value: Any) -> tuple[str, ...]:
+    words = value if isinstance(value, list) else []
+    if not 1 <= len(words) <= RUNTIMES_MAX or not all(_is_runtime(word) for word in words):
+        raise ValueError(f"a list of 1-{RUNTIMES_MAX} names or absolute paths of OCI runtimes")
+    return tuple(words)
+
+
+def _is_runtime(word: Any) -> bool:
+    return isinstance(word, str) and bool(word) and word.isprintable() and ("/" not in word or word.startswith("/"))
 
 
 def _simulate(value: Any) -> tuple[int, ...] | None:
@@ -196,11 +238,17 @@ _NODE: dict[str, Parser] = {
     "mount": _path,
     "runtime_dir": _path,
     "lib_dir": _path,
+    "bin_dir": _path,
+    "runtimes": _runtimes,
     "driver_dir": _path,
     "simulate": _simulate,
     "log_level": _choice(*LOG_LEVELS),
     "default_memsize": _size(0),
     "overcommit": _boolean,
+    "audit_interval": _seconds,
+    "audit_context": _size(0),
+    "audit_tolerance": _size(0),
+    "enforce": _choice(*ENFORCE),
 }
 _CONTROL: dict[str, Parser] = {
     "group": _group,
@@ -223,6 +271,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag("--mount", "DIR", "where the tree is mounted (default /run/cgpu)")
     flag("--runtime-dir", "DIR", "where the sockets are (default /run/cgpud)")
     flag("--lib-dir", "DIR", "where the proxy libraries are written (default /var/lib/cgpud/lib)")
+    flag("--bin-dir", "DIR", "where cgpu-runtime is put, for container engines")
     flag("--driver-dir", "DIR", "where the real libcuda.so.1 and libnvidia-ml.so.1 are")
     flag("--simulate", "SPEC", f"simulate GPUs: {SIMULATE_ALLOWED}")
     flag("--log-level", "LEVEL", ", ".join(LOG_LEVELS))
@@ -230,6 +279,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flag("--max-inst", "N", f"slices of a GPU at start, 1-{MAX_INST_LIMIT}")
     flag("--prio-ratio", "PERCENT", f"cap of high priority at start, {PRIO_RATIO_MIN}-{PRIO_RATIO_MAX}")
     flag("--default-memsize", "SIZE", "memory of an instance that names none; 0 = it must name one")
+    flag("--audit-interval", "SECONDS", "time between two looks at what NVML says that each process uses; 0 = none")
+    flag("--enforce", "WHAT", "what comes of an instance that uses more than its memory: log, or gate")
     flag("--group", "NAME", "group whose members may use cgpuctl")
     parser.add_argument(
         "--overcommit",
@@ -267,7 +318,7 @@ def _read(path: Path, required: bool) -> dict[str, Any]:
         if required:
             raise ConfigError(f"{path}: no such file") from None
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # beside what TOML forbids: integers and nesting that Python does
         raise ConfigError(f"{path}: not TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
@@ -283,7 +334,7 @@ def _from_table(table: dict[str, Any], source: str) -> Config:
         try:
             index = parse_integer(key, 0, 1023)
         except UserError:
-            raise ConfigError(f"{source}: gpu.{key}: a GPU's index is allowed, like [gpu.0]") from None
+            raise ConfigError(f"{source}: gpu.{show(key)[1:-1]}: a GPU's index is allowed, like [gpu.0]") from None
         gpus[index] = Boot(**_take(_table(own, f"gpu.{key}", source), _BOOT, source, f"gpu.{key}."))
     return Config(**values, boot=Boot(**boot), gpu=gpus, control=ControlConfig(**control), source=source)
 
@@ -318,6 +369,7 @@ def _check_places(config: Config) -> None:
     if len(os.fsencode(config.runtime_dir)) > room:
         raise ConfigError(f"{config.source}: runtime_dir = {config.runtime_dir}: at most {room} bytes are allowed, or "
                           "programs could not name the sockets in it")
-    for name, place in (("runtime_dir", config.runtime_dir), ("lib_dir", config.lib_dir)):
+    places = (("runtime_dir", config.runtime_dir), ("lib_dir", config.lib_dir), ("bin_dir", config.binary.parent))
+    for name, place in places:
         if place == config.mount or config.mount in place.parents:
             raise ConfigError(f"{config.source}: {name} = {place}: the mount at {config.mount} would hide it")

@@ -237,6 +237,7 @@ class Gate:
         turns = ffi.new("struct gate_turn[]", max(len(plan.turns), 1))
         for c_turn, turn in zip(turns, plan.turns, strict=False):
             c_turn.region, c_turn.quantum_ns, c_turn.high = regions[turn.id].handle, turn.quantum_ns, turn.high
+            c_turn.shut = turn.shut
         _check(lib.gate_set_plan(server, gpu, c_plan, turns))
 
     def set_memory(self, region: Region, limit: int, other: int) -> None:

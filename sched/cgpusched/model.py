@@ -50,19 +50,32 @@ class Share:
     memsize: int
     weight: int = 1
     highprio: bool = False
+    shut: bool = False
+    """The audit found it over its memory and stopped its compute; it keeps its weight meanwhile."""
 
 
 @dataclass
 class Instance:
-    """One container or bare instance over its GPUs, in the order its programs see them."""
+    """One container or bare instance over its GPUs."""
 
     id: str
     shares: dict[int, Share] = field(default_factory=dict)
-    """By host GPU index; the order is the program's."""
+    """By host GPU index, in the order that its programs see them; with native ones among them that is the host's."""
     ephemeral: bool = False
     """Made by ``cgpuctl run``: removed with its last process."""
     owner: int = 0
     """uid that may join and destroy it, beside root."""
+    native: tuple[int, ...] = ()
+    """Host indices, ascending, of GPUs that its programs see whole (mixed mode): nothing is gated or limited there."""
+
+    def __post_init__(self) -> None:
+        if self.native:
+            self.shares = dict(sorted(self.shares.items()))
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """Host indices of all GPUs that its programs see, in their order."""
+        return tuple(sorted((*self.shares, *self.native))) if self.native else tuple(self.shares)
 
     @property
     def short(self) -> str:

@@ -15,6 +15,8 @@ class Turn:
     """Length of its turn; 0 = paused, never granted."""
     high: bool = False
     """Preempts the others while it has work, up to ``GpuPlan.high_percent``."""
+    shut: bool = False
+    """The audit shut its gate: its programs wait, as when it is paused, and know why."""
 
 
 @dataclass(frozen=True)

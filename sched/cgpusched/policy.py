@@ -92,11 +92,15 @@ def entitled(plan: GpuPlan, busy: Collection[str]) -> dict[str, float]:
 
 
 def _equal(shares: Shares) -> tuple[Turn, ...]:
-    return tuple(Turn(ident, UNIT_SLICE_NS if share.weight else 0, share.highprio) for ident, share in shares)
+    return tuple(_turn(ident, share, min(share.weight, 1)) for ident, share in shares)
 
 
 def _by_weight(shares: Shares) -> tuple[Turn, ...]:
-    return tuple(Turn(ident, UNIT_SLICE_NS * share.weight, share.highprio) for ident, share in shares)
+    return tuple(_turn(ident, share, share.weight) for ident, share in shares)
+
+
+def _turn(ident: str, share: Share, slices: int) -> Turn:
+    return Turn(ident, 0 if share.shut else UNIT_SLICE_NS * slices, share.highprio, share.shut)
 
 
 def _unowned(settings: GpuSettings, turns: Sequence[Turn]) -> int:

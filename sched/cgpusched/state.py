@@ -3,7 +3,7 @@
 No I/O and no clock. ``State.apply`` either does all of a command or raises CommandError and changes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from errno import EBUSY, EEXIST, EINVAL, ENOENT, ENOSPC
 
@@ -17,6 +17,7 @@ from cgpusched.commands import (
     SetMemsize,
     SetPolicy,
     SetPrioRatio,
+    SetShut,
     SetWeight,
     Upgrade,
 )
@@ -69,12 +70,16 @@ class State:
         settings: GpuSettings | Mapping[int, GpuSettings] | None = None,
         default_memsize: int = 0,
         overcommit: bool = False,
+        instances: Iterable[Instance] = (),
     ) -> None:
-        """``settings``: what GPUs start with, one for all or by index. ``default_memsize`` in bytes, 0 = none set."""
+        """``settings``: what GPUs start with, one for all or by index. ``default_memsize`` in bytes, 0 = none set.
+
+        ``instances``: those that there were (store.py), in order.
+        """
         chosen = settings if isinstance(settings, Mapping) else {gpu.index: settings for gpu in gpus}
         self.gpus: dict[int, Gpu] = {gpu.index: gpu for gpu in gpus}
         self.settings: dict[int, GpuSettings] = {i: replace(chosen.get(i) or GpuSettings()) for i in self.gpus}
-        self.instances: dict[str, Instance] = {}
+        self.instances: dict[str, Instance] = {one.id: one for one in instances}
         self.default_memsize = default_memsize
         self.overcommit = overcommit
         self.notes: tuple[Note, ...] = ()
@@ -143,6 +148,9 @@ class State:
                 result = self._set_highprio(gpu, ident, value, notes)
             case SetMemsize(gpu, ident, value):
                 result = self._set_memsize(gpu, ident, value)
+            case SetShut(gpu, ident, value):
+                result, share, _ = self._share(gpu, ident)
+                share.shut = value
             case Create():
                 result = self._create(command, notes)
             case Destroy(ident):
@@ -230,12 +238,14 @@ class State:
         self._check_new_id(command.id)
         node = f"create {command.id}"
         self._check_gpus(node, command.gpus)
+        self._check_native(node, command)
         memsizes = self._memsizes(node, command)
         shares = {
             gpu: Share(memsize, self._new_weight(node, gpu, command.weight, notes), command.highprio)
             for gpu, memsize in zip(command.gpus, memsizes, strict=True)
         }
-        instance = Instance(command.id, shares, command.ephemeral, command.owner)
+        native = tuple(sorted(command.native))
+        instance = Instance(command.id, shares, command.ephemeral, command.owner, native)
         # All is allowed from here on: nothing below may fail.
         self.instances[instance.id] = instance
         for gpu, share in shares.items():
@@ -272,6 +282,16 @@ class State:
             count, most = len(self.on_gpu(gpu)), self.settings[gpu].max_inst
             if count >= most:
                 raise CommandError(ENOSPC, f"{node}: GPU {gpu} is full: max_inst is {most}, and it has {count}")
+
+    def _check_native(self, node: str, command: Create) -> None:
+        every = command.gpus + command.native
+        if len(every) > GPUS_MAX:
+            raise CommandError(EINVAL, f"{node}: {len(every)} GPUs, shared and native, are not allowed: 1-{GPUS_MAX}")
+        for gpu in command.native:
+            if gpu not in self.gpus:
+                raise CommandError(EINVAL, f"{node}: native={gpu}: no such GPU: {self._gpus_allowed()}")
+            if every.count(gpu) > 1:
+                raise CommandError(EINVAL, f"{node}: native={gpu} is named twice: each GPU once, shared or native")
 
     def _memsizes(self, node: str, command: Create) -> list[int]:
         """One size for each GPU of ``command``: the last of a list repeats."""

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import shares
-from device import LIVE, MAGIC, Device, Timeline, exclusive, hand_overs, longest_gap, most_in_window
+from device import LIVE, MAGIC, VERSION, Device, Timeline, exclusive, hand_overs, longest_gap, most_in_window
 from hypothesis import given
 from hypothesis import strategies as st
 from node import wait_until
@@ -82,7 +82,7 @@ def test_a_cells_programs_and_params():
 def test_reading_the_devices_state(tmp_path):
     path = tmp_path / "gpu.state"
     slots = [(LIVE, 41, 300, 0, 9, 9), (0, 42, 1, 0, 0, 0), (LIVE, 43, 400, 0, 9, 7)]
-    path.write_bytes(struct.pack("<IIQQQIIIi", MAGIC, 1, 1000, 700, 0, len(slots), 64, 40, -1).ljust(64, b"\0")
+    path.write_bytes(struct.pack("<IIQQQIIIi", MAGIC, VERSION, 1000, 700, 0, len(slots), 64, 40, -1).ljust(64, b"\0")
                      + b"".join(struct.pack("<IIQQQQ", *slot) for slot in slots))
     device = Device(path)
     assert (device.snapshot().now, device.busy_ns(), device.by_pid()) == (1000, 700, {41: 300, 43: 400})
@@ -109,7 +109,7 @@ def test_a_timeline_is_read_by_pid_and_in_order(tmp_path):
                        "while :; do sleep 0.01; done\n")
     program.chmod(0o755)
     path = tmp_path / "gpu.state"
-    path.write_bytes(struct.pack("<II", MAGIC, 1).ljust(4096, b"\0"))
+    path.write_bytes(struct.pack("<II", MAGIC, VERSION).ljust(4096, b"\0"))
     with Timeline(program, Device(path), tmp_path / "out") as timeline:
         wait_until((tmp_path / "ready").exists, "the program")
     assert timeline.runs == {2: [(1, 2), (9, 10)], 5: [(2, 4)]}

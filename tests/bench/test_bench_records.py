@@ -56,6 +56,8 @@ def test_the_file_is_a_list_of_records(tmp_path: Path):
     ("handover_us", {"percentile": 99}, 20.0, None),
     ("ratio_error_loaded", CELL, None, ("<=", 5)),
     ("device_use_loaded", CELL, None, (">=", 93)),
+    ("docker_added_ms", {"asks": True}, 300.0, ("<=", 150)),
+    ("docker_added_ms", {"asks": False}, 300.0, ("<=", 60)),
     ("scheduler_core", {"gpus": 8, "containers": 25}, None, ("<=", 5)),
     ("scheduler_core", {"gpus": 1, "containers": 25}, None, None),
     ("kill_to_next_ms", {}, None, ("<=", 10)),

@@ -50,6 +50,25 @@ async def test_welcome_tells_every_gpu_in_the_programs_order(world: Any, join: A
     assert program.welcome[280 + 96 :] == bytes(48 * 14)
 
 
+async def test_native_gpus_are_told_of_and_come_with_nothing(world: Any, join: Any) -> None:
+    path = create(world, gpus=(1,), memsize=(3 * GIB,), native=(0,))
+    program = await join(path)
+    assert program.head == (0x75706763, 1, 0, 1, "one", "") and len(program.fds) == 4
+    assert program.gpu(0)[1] == 1
+    uuid, gpu, slot, generation, flags, limit, total = wire.WELCOME_GPU.unpack_from(program.welcome, 280 + 48)
+    assert uuid.hex() == "00000000111122223333444444444444"
+    assert (gpu, slot, generation, flags, limit, total) == (0, 0, 0, wire.GPU_NATIVE, 0, 24 * GIB)
+    assert [region.gpu for region in world.gate.regions] == [1]
+
+
+async def test_limits_name_native_gpus_in_the_programs_order(world: Any) -> None:
+    path = create(world, gpus=(1,), memsize=(3 * GIB,), native=(0,))
+    native, shared = (world.state.gpus[index].uuid for index in range(2))
+    assert (path.parent / "limits").read_text() == f"{native} native\n{shared} {3 * GIB}\n"
+    world.system.apply(SetMemsize(1, "one", GIB))
+    assert (path.parent / "limits").read_text() == f"{native} native\n{shared} {GIB}\n"
+
+
 async def test_descriptors_are_agent_then_control_report_bell_of_each_gpu(world: Any, join: Any) -> None:
     program = await join(create(world, gpus=(0, 1)))
     names = [os.readlink(f"/proc/self/fd/{fd}").split(" ")[0] for fd in program.fds]

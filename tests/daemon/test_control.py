@@ -119,7 +119,7 @@ async def test_create_list_destroy(open_desk: Any, world: Any) -> None:
     share = {"memsize": GIB, "weight": 3, "highprio": True}
     assert await desk.ask("list") == {"ok": True, "instances": [{
         "id": "one", "short": "one", "ephemeral": False, "owner": 0, "processes": 0,
-        "gpus": [{"gpu": 1, **share}, {"gpu": 0, **share}],
+        "gpus": [{"gpu": 1, **share}, {"gpu": 0, **share}], "native": [],
     }]}  # fmt: skip
     assert await desk.ask("destroy", id="one") == {"ok": True}
     assert not world.state.instances

@@ -185,6 +185,17 @@ async def test_create_list_destroy(daemon: Daemon) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+async def test_list_shows_native_gpus(daemon: Daemon) -> None:
+    daemon.world.system.apply(Create("mixed", (1,), (GIB,), native=(0,)))
+    listed = (await daemon.ctl("list")).stdout.decode().splitlines()
+    assert [line.split() for line in listed[1:]] == [
+        ["mixed", "1", "1GiB", "1", "0", "0", "0", "kept"],
+        ["mixed", "0", "native", "-", "-", "0", "0", "kept"],
+    ]
+    (one,) = json.loads((await daemon.ctl("list", "--json")).stdout)
+    assert one["native"] == [0]
+
+
 async def test_refusals_are_one_line(daemon: Daemon) -> None:
     done = await daemon.ctl("destroy", "nobody")
     assert (done.returncode, done.stderr) == (1, b"cgpuctl: destroy 'nobody': no such instance\n")

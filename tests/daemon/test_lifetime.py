@@ -189,3 +189,29 @@ async def test_settled_waits_for_what_ends_now_and_not_for_what_ends_later(
         await trio.sleep(0.2)
         second.kill()
     await until(lambda: bench.ended == ["one", "two"])
+
+
+async def test_who_is_waited_for_is_known_by_pid(bench: Bench, process: Any, until: Any) -> None:
+    first, second, found = process(), process(), process()
+    bench.lives.begin("one", SOCKET, os.pidfd_open(first.pid), 0)
+    bench.lives.join("one", os.pidfd_open(second.pid))
+    assert bench.lives.pids() == {first.pid: "one", second.pid: "one"}
+    bench.found = [[os.pidfd_open(found.pid)]]
+    first.kill()
+    second.kill()
+    await until(lambda: bench.lives.pids() == {found.pid: "one"})
+    found.kill()
+    await until(lambda: bench.ended == ["one"])
+    assert bench.lives.pids() == {}
+
+
+async def test_a_pidfd_of_the_dead_has_no_pid(process: Any) -> None:
+    one = process()
+    pidfd = os.pidfd_open(one.pid)
+    try:
+        assert lifetime.pid_of(pidfd) == one.pid
+        one.kill()
+        one.wait()
+        assert lifetime.pid_of(pidfd) is None
+    finally:
+        os.close(pidfd)

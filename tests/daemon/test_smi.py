@@ -28,7 +28,8 @@ PUBLISHED = """\
 
 def row(short: str, percent: float, used: int, total: int = 11463, **more: Any) -> dict[str, Any]:
     return {"short": short, "highprio": False, "percent": percent, "entitled": 50.0, "mem_used": used * MIB,
-            "mem_limit": total * MIB, **more}  # fmt: skip
+            "mem_limit": total * MIB, "shut": False, "audit": {"unhooked": [], "unexplained": [], "excess": 0},
+            **more}  # fmt: skip
 
 
 def status(*rows: dict[str, Any], simulated: bool = False, index: int = 0) -> dict[str, Any]:
@@ -46,6 +47,16 @@ def test_widths_hold_for_the_largest_values() -> None:
     assert lines[0] == "|  cgpufs, simulated device             cgpufs Version:  1.0.2"
     assert lines[4] == "| 15| abcdefghijkl   |    1     |    100/100     |         196608/196608 |"
     assert {len(line) for line in lines[1:]} == {74}
+
+
+def test_what_the_audit_found_stands_below_the_table() -> None:
+    audit = {"unhooked": [70, 71], "unexplained": [72], "excess": 5 * MIB + 7}
+    bad = row("run-3f2a91c7", 0, 9, audit=audit, shut=True)
+    lines = smi.table(status(row("good", 0, 9), bad, index=3)).splitlines()
+    assert lines[6:] == [
+        smi.RULE,
+        "GPU 3 run-3f2a91c7: past the hook: pid 70, 71; unexplained memory: pid 72; 5 MiB over; gate shut",
+    ]
 
 
 def test_nobody_there() -> None:

@@ -21,8 +21,10 @@ PRINT = r"""
 int main(void) {
     S(struct cgpu_hello); S(struct cgpu_welcome); S(struct cgpu_welcome_gpu);
     O(cgpu_hello, flags); O(cgpu_welcome, error); O(cgpu_welcome, ngpus); O(cgpu_welcome, id); O(cgpu_welcome, text);
-    O(cgpu_welcome, gpu); O(cgpu_welcome_gpu, slot); O(cgpu_welcome_gpu, mem_limit); O(cgpu_welcome_gpu, mem_total);
+    O(cgpu_welcome, gpu); O(cgpu_welcome_gpu, slot); O(cgpu_welcome_gpu, flags); O(cgpu_welcome_gpu, mem_limit);
+    O(cgpu_welcome_gpu, mem_total);
     printf("%u\n%u\n%d\n%d\n%u\n", CGPU_ABI_MAGIC, CGPU_ABI_VERSION, CGPU_MAX_GPUS, CGPU_SLOTS, CGPU_HELLO_INFO);
+    printf("%u\n", CGPU_GPU_NATIVE);
 }
 """
 
@@ -43,8 +45,9 @@ def test_header_and_python_agree(tmp_path: Path) -> None:
         wire.HELLO.size, wire.WELCOME_SIZE, gpu.size,
         at(wire.HELLO, 0, 0, 0, 1), at(head, 0, 0, 1, 0, b"", b""), at(head, 0, 0, 0, 1, b"", b""),
         at(head, 0, 0, 0, 0, b"x", b""), at(head, 0, 0, 0, 0, b"", b"x"), head.size,
-        at(gpu, b"", 0, 1, 0, 0, 0, 0), at(gpu, b"", 0, 0, 0, 0, 1, 0), at(gpu, b"", 0, 0, 0, 0, 0, 1),
-        wire.ABI_MAGIC, wire.ABI_VERSION, wire.MAX_GPUS, wire.SLOTS, wire.HELLO_INFO,
+        at(gpu, b"", 0, 1, 0, 0, 0, 0), at(gpu, b"", 0, 0, 0, 1, 0, 0), at(gpu, b"", 0, 0, 0, 0, 1, 0),
+        at(gpu, b"", 0, 0, 0, 0, 0, 1),
+        wire.ABI_MAGIC, wire.ABI_VERSION, wire.MAX_GPUS, wire.SLOTS, wire.HELLO_INFO, wire.GPU_NATIVE,
     ]  # fmt: skip
 
 
@@ -53,6 +56,16 @@ def test_a_refusal_is_terminated_whatever_its_text() -> None:
     assert len(raw) == wire.WELCOME_SIZE
     assert raw[8:12] == struct.pack("<i", 11)
     assert raw[16 + 128] == 0 and raw[152 + 127] == 0 and raw[152 + 126] == ord("t")
+
+
+def test_native_gpus_come_after_the_shared_ones_and_do_not_count() -> None:
+    shared = [wire.WelcomeGpu(bytes([index] * 16), index, 7, 8, 9, 10) for index in (1, 3)]
+    raw = wire.welcome("x", shared, [wire.NativeGpu(b"n" * 16, 2, 11)])
+    assert len(raw) == wire.WELCOME_SIZE and struct.unpack_from("<I", raw, 12) == (2,)
+    entries = [wire.WELCOME_GPU.unpack_from(raw, 280 + 48 * place) for place in range(4)]
+    assert entries[:2] == [(bytes([index] * 16), index, 7, 8, 0, 9, 10) for index in (1, 3)]
+    assert entries[2] == (b"n" * 16, 2, 0, 0, wire.GPU_NATIVE, 0, 11)
+    assert not any(raw[280 + 48 * 3 :])
 
 
 @given(st.binary(max_size=130))

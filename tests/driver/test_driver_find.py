@@ -123,7 +123,8 @@ def test_install_is_idempotent_and_replaces_by_rename(node: Path, hook: Path, tm
     out = tmp_path / "a/b"
     proxy.install_proxies(expected(node), out, hook)
     names = ["libcgpu-hook.so.1", "libcuda.so.1", "libnvidia-ml.so.1"]
-    assert sorted(path.name for path in out.iterdir()) == names
+    assert sorted(path.name for path in out.iterdir()) == [*names, "real"]
+    assert Driver(*((out / "real" / name).readlink() for name in names[1:])) == expected(node)
     assert all(stat.S_IMODE((out / name).stat().st_mode) == 0o755 for name in names)
     before = {name: (out / name).stat() for name in names}
     proxy.install_proxies(expected(node), out, hook)
@@ -137,7 +138,8 @@ def test_install_is_idempotent_and_replaces_by_rename(node: Path, hook: Path, tm
         assert held.read() == content
     assert (out / "libcuda.so.1").stat().st_ino != before["libcuda.so.1"].st_ino
     assert elf.read(out / "libnvidia-ml.so.1").soname == "libnvidia-ml.so.1"
-    assert sorted(path.name for path in out.iterdir()) == names, "no temporary file stays"
+    assert sorted(path.name for path in out.iterdir()) == [*names, "real"], "no temporary file stays"
+    assert len(list((out / "real").iterdir())) == 2
 
 
 def test_a_reader_never_sees_half_a_file(node: Path, hook: Path, tmp_path: Path) -> None:

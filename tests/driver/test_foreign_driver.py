@@ -18,10 +18,12 @@ NUMBERS = {"char": 0xFF, "short": 0xFFFF}
 # Types in CU that are numbers, not pointers.
 VALUES = {"CUdevice", "CUdeviceptr", "CUdeviceptr_v1", "CUmemGenericAllocationHandle", "CUstreamCaptureMode",
           "CUfunction_attribute", "CUmemPool_attribute", "CUgraphMem_attribute", "CUlimit"}
-# Arguments that our wrappers replace, knowingly: callbacks go through one of ours; what a pitched allocation gave is
-# looked at before the program gets it.
-REPLACED = {"cuLaunchHostFunc": {1, 2}, "cuLaunchHostFunc_ptsz": {1, 2}, "cuStreamAddCallback": {1, 2},
-            "cuStreamAddCallback_ptsz": {1, 2}, "cuMemAllocPitch": {0, 1}, "cuMemAllocPitch_v2": {0, 1}}
+# Arguments that our wrappers replace, knowingly: callbacks go through one of ours; what a pitched allocation or an
+# array came to is looked at before the program gets it.
+REPLACED = {name: {0} for name in ("cuArrayCreate", "cuArrayCreate_v2", "cuArray3DCreate", "cuArray3DCreate_v2",
+                                   "cuMipmappedArrayCreate")} | {
+    "cuLaunchHostFunc": {1, 2}, "cuLaunchHostFunc_ptsz": {1, 2}, "cuStreamAddCallback": {1, 2},
+    "cuStreamAddCallback_ptsz": {1, 2}, "cuMemAllocPitch": {0, 1}, "cuMemAllocPitch_v2": {0, 1}}
 
 
 def exports_of_550() -> list[str]:

@@ -222,6 +222,43 @@ def test_a_driver_dir_of_proxies_is_not_followed(lib: Path, compile_program: Com
         assert "is a proxy, not the real one" in log.read_text()
 
 
+def test_the_real_files_beside_the_hook(lib: Path, driver: Driver, compile_program: Compile, tmp_path: Path) -> None:
+    """As where the proxies are mounted over the driver's own files: the path they were made from leads to a proxy."""
+    program = compile_program("opened", PROLOGUE + f"""
+        int main(void) {{
+            void *h = dlopen("libcuda.so.1", RTLD_NOW);
+            int (*alloc)(u64 *, size_t) = dlsym(h, "cuMemAlloc_v2");
+            int (*info)(size_t *, size_t *) = dlsym(h, "cuMemGetInfo_v2");
+            if (dlopen("{driver.cuda}", RTLD_NOW) != h) return puts("another one");
+            {CALL}
+        }}""")
+    env = {"LD_LIBRARY_PATH": str(lib), "CGPU_LOG": str(tmp_path / "log"), "CGPU_LOG_LEVEL": "info"}
+    for real in (driver.cuda, driver.nvml):
+        link = lib / "real" / f"{real.name.split('.so')[0]}.so.1"
+        link.unlink()
+        real.rename(link)
+        real.hardlink_to(lib / link.name)
+    assert run(program, env=env) == EXPECTED
+    assert run(program, env=env | {"CGPU_DRIVER_DIR": str(lib)}) == EXPECTED, "the environment does not matter"
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("left", [b"", b"not a library"])
+def test_nothing_usable_beside_the_hook(left: bytes, lib: Path, compile_program: Compile) -> None:
+    """A mount point that nothing was mounted on: the path that the proxy has is the next to be tried."""
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        (lib / "real" / name).unlink()
+        (lib / "real" / name).write_bytes(left)
+    program = compile_program("opened", PROLOGUE + f"""
+        int main(void) {{
+            void *h = dlopen("libcuda.so.1", RTLD_NOW);
+            int (*alloc)(u64 *, size_t) = dlsym(h, "cuMemAlloc_v2");
+            int (*info)(size_t *, size_t *) = dlsym(h, "cuMemGetInfo_v2");
+            {CALL}
+        }}""")
+    assert run(program, env={"LD_LIBRARY_PATH": str(lib)}) == EXPECTED
+
+
 def test_found_by_its_full_name_where_the_folder_differs(
         lib: Path, driver: Driver, compile_program: Compile, tmp_path: Path) -> None:
     """As in a container that has the same driver elsewhere on the loader's path."""

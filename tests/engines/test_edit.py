@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cgpusched.engines import cdi, containerd, docker, podman
+from cgpusched.engines import cdi, containerd, docker, podman, podman_hook
 from cgpusched.errors import UserError
 
 BINARY = "/var/lib/cgpud/bin/cgpu-runtime"
@@ -168,3 +168,13 @@ def test_cdi_names_the_device_files_that_are_there(tmp_path: Path) -> None:
     assert cdi.device_files([0, 1, 2], tmp_path) == {0: [f"{tmp_path}/nvidia0", *shared],
                                                      2: [f"{tmp_path}/nvidia2", *shared]}
     assert cdi.device_files([5], tmp_path) == {}
+
+
+def test_podmans_hook_is_one_file() -> None:
+    edit = podman_hook.configure("", BINARY)
+    assert json.loads(edit.text) == {
+        "version": "1.0.0", "hook": {"path": BINARY, "args": ["cgpu-runtime", "precreate"]}, "when": {"always": True},
+        "stages": ["precreate"],
+    }  # fmt: skip
+    assert podman_hook.configure(edit.text, BINARY).text == edit.text
+    assert podman_hook.restore(edit.text, BINARY, {}).text == ""

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from node import BIN
 
 from cgpusched.engines import setup
 from cgpusched.errors import UserError
@@ -115,3 +116,20 @@ def test_a_hook_of_nvidias_stays(wish: setup.Wish, monkeypatch: pytest.MonkeyPat
     setup.run(dataclasses.replace(wish, gpus_hook=True))
     setup.run(dataclasses.replace(wish, undo=True))
     assert wish.hook.read_text() == "#!/bin/sh\n"
+
+
+def test_podmans_hook_is_written_and_removed(tmp_path: Path) -> None:
+    file, binary, kept = tmp_path / "hooks.d/50-cgpu.json", tmp_path / "bin/cgpu-runtime", tmp_path / "kept"
+    wish = setup.Wish("podman-hook", file, binary=binary, kept=kept)
+    assert f"{file}: written" in setup.run(wish)
+    assert json.loads(file.read_text())["hook"] == {"path": str(binary), "args": ["cgpu-runtime", "precreate"]}
+    assert binary.exists()
+    assert setup.run(dataclasses.replace(wish, undo=True))[0] == f"{file}: removed"
+
+
+@pytest.mark.parametrize("engine", ["docker", "containerd"])
+def test_the_hook_is_podmans(engine: str) -> None:
+    done = subprocess.run([BIN / "cgpuctl", "setup", engine, "--hook", "--dry-run"], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 1
+    assert f"--hook is podman's: {engine} knows no such hooks" in done.stderr

@@ -19,8 +19,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PARTS = ["table", "ledger", "account", "instance", "visible", "context", "memory", "pool", "vmm", "array", "info",
-         "nvml", "nvml_process"]
+PARTS = ["table", "ledger", "account", "instance", "visible", "context", "memory", "pool", "pools", "graph_memory",
+         "vmm", "array", "info", "nvml", "nvml_process"]
 MIB = 1 << 20
 GIB = 1 << 30
 OOM = 2
@@ -45,7 +45,7 @@ def compile_memory() -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def memory_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("memory") / "libmemory.so"
-    return compile_c(out, ["stub_gate.c", "stub_driver.c"], "-shared", "-DCGPU_TLS=__thread")
+    return compile_c(out, ["stub_gate.c", "stub_driver.c", "stub_pools.c"], "-shared", "-DCGPU_TLS=__thread")
 
 
 @pytest.fixture(scope="session")
@@ -121,9 +121,12 @@ class Hook:
         self.lib = ctypes.CDLL(str(library))
         self.lib.stub_context.restype = ctypes.c_void_p
         self.lib.stub_wrapper.restype = ctypes.c_void_p
+        self.lib.stub_pool.restype = self.lib.stub_graph.restype = ctypes.c_void_p
+        self.lib.stub_pool_reserved.restype = self.lib.stub_graph_reserved.restype = ctypes.c_uint64
         self.lib.stub_seen_visible.restype = ctypes.c_char_p
         self.lib.stub_make_pages.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64,
                                              ctypes.c_char_p]
+        self.lib.stub_native.argtypes = [ctypes.c_uint32, ctypes.c_char_p]
         self.lib.ledger_charge.argtypes = [ctypes.c_int, ctypes.c_uint64]
         self.lib.ledger_charge.restype = ctypes.c_bool
         self.lib.ledger_refund.argtypes = [ctypes.c_int, ctypes.c_uint64]
@@ -146,9 +149,15 @@ class Hook:
         self.ctl[gpu], self.pages[gpu] = Ctl(Path(ctl.decode())), Page(Path(report.decode()))
         self.ctl[gpu].own(slot, 7)
         assert self.lib.stub_offer(gpu, ctl, report, slot) == 0
+        self.lib.stub_index(gpu, card)
+
+    def native(self, *cards: int) -> None:
+        """The instance to be joined has these whole, beside its shared ones."""
+        for card in cards:
+            self.lib.stub_native(card, uuid(card))
 
     def start(self, limits: list[int], cards: int = 1, first: int = 0, without: str = "") -> None:
-        """Joins an instance whose GPUs are the node's cards ``first`` on; device 0's context is current."""
+        """Joins an instance whose GPUs are the node's cards ``first`` on; the first's context is current."""
         self.cards(cards)
         for gpu, limit in enumerate(limits):
             self.offer(gpu, limit, card=first + gpu)

@@ -1,6 +1,7 @@
 /* stub_driver.c: just enough of libcuda and NVML to be called through the wrappers. See stub.h. */
 #include "stub.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,24 @@ CU(cuDevicePrimaryCtxRelease, CUdevice device) { return stub_cuDevicePrimaryCtxR
 CU(cuDevicePrimaryCtxReset_v2, CUdevice device) { (void)device; FAIL(cuDevicePrimaryCtxReset_v2); return CUDA_SUCCESS; }
 CU(cuDevicePrimaryCtxReset, CUdevice device) { return stub_cuDevicePrimaryCtxReset_v2(device); }
 
+/* a green context of device d is contexts[d][GREEN], a user of the primary one */
+#define GREEN 5
+CU(cuGreenCtxCreate, CUgreenCtx *green, void *resources, CUdevice device, unsigned int flags)
+{
+    (void)resources; (void)flags;
+    FAIL(cuGreenCtxCreate);
+    primary_users[device]++;
+    *green = (CUgreenCtx)(void *)&contexts[device][GREEN];
+    return CUDA_SUCCESS;
+}
+CU(cuCtxFromGreenCtx, CUcontext *context, CUgreenCtx green) { *context = (CUcontext)(void *)green; return CUDA_SUCCESS; }
+CU(cuGreenCtxDestroy, CUgreenCtx green)
+{
+    FAIL(cuGreenCtxDestroy);
+    primary_users[((char *)green - contexts[0]) / CONTEXTS]--;
+    return CUDA_SUCCESS;
+}
+
 /* ---- allocating: each gives the next address ---- */
 static CUdeviceptr take_address(void) { return __atomic_add_fetch(&next_address, 0x200000, __ATOMIC_RELAXED); }
 static CUdeviceptr_v1 take_low(void) { return (CUdeviceptr_v1)__atomic_add_fetch(&next_low, 0x10000, __ATOMIC_RELAXED); }
@@ -231,8 +250,52 @@ CU(cuMemImportFromShareableHandle, CUmemGenericAllocationHandle *handle, void *o
     *handle = take_address();
     return CUDA_SUCCESS;
 }
+CU(cuMulticastCreate, CUmemGenericAllocationHandle *object, const void *prop)
+{
+    (void)prop;
+    *object = take_address();
+    return CUDA_SUCCESS;
+}
+CU(cuMulticastBindMem, CUmemGenericAllocationHandle object, size_t at, CUmemGenericAllocationHandle handle, size_t offset,
+   size_t size, unsigned long long flags)
+{
+    (void)object; (void)at; (void)handle; (void)offset; (void)size; (void)flags;
+    FAIL(cuMulticastBindMem);
+    return CUDA_SUCCESS;
+}
+CU(cuMulticastBindAddr, CUmemGenericAllocationHandle object, size_t at, CUdeviceptr address, size_t size,
+   unsigned long long flags)
+{
+    (void)object; (void)at; (void)address; (void)size; (void)flags;
+    FAIL(cuMulticastBindAddr);
+    return CUDA_SUCCESS;
+}
+CU(cuMulticastUnbind, CUmemGenericAllocationHandle object, CUdevice device, size_t at, size_t size)
+{
+    (void)object; (void)device; (void)at; (void)size;
+    FAIL(cuMulticastUnbind);
+    return CUDA_SUCCESS;
+}
+CU(cuMemMapArrayAsync, CUarrayMapInfo *list, unsigned int count, CUstream stream)
+{
+    (void)list; (void)count; (void)stream;
+    FAIL(cuMemMapArrayAsync);
+    return CUDA_SUCCESS;
+}
 
 /* ---- arrays ---- */
+static size_t array_needs;
+void stub_array_needs(size_t bytes) { array_needs = bytes; } /* 0: the driver does not say */
+CU(cuArrayGetMemoryRequirements, CUDA_ARRAY_MEMORY_REQUIREMENTS *needs, CUarray array, CUdevice device)
+{
+    (void)array; (void)device;
+    *needs = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = array_needs, .alignment = 512};
+    return array_needs ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CU(cuMipmappedArrayGetMemoryRequirements, CUDA_ARRAY_MEMORY_REQUIREMENTS *needs, CUmipmappedArray array, CUdevice device)
+{
+    return stub_cuArrayGetMemoryRequirements(needs, (CUarray)(void *)array, device);
+}
 #define ARRAY(name, ...) \
     CU(name, CUarray *array, __VA_ARGS__) { (void)d; FAIL(name); *array = (CUarray)(uintptr_t)take_address(); return CUDA_SUCCESS; }
 ARRAY(cuArrayCreate_v2, const CUDA_ARRAY_DESCRIPTOR *d)
@@ -439,6 +502,10 @@ static const struct { const char *name; void *function; } driver[] = {
     ROW(cuMemFreeAsync_ptsz), ROW(cuMemCreate), ROW(cuMemRelease), ROW(cuMemRetainAllocationHandle), ROW(cuMemMap),
     ROW(cuMemUnmap), ROW(cuMemImportFromShareableHandle), ROW(cuArrayCreate), ROW(cuArrayCreate_v2), ROW(cuArray3DCreate),
     ROW(cuArray3DCreate_v2), ROW(cuMipmappedArrayCreate), ROW(cuArrayDestroy), ROW(cuMipmappedArrayDestroy), ROW(cuMemGetInfo),
+    ROW(cuGreenCtxCreate), ROW(cuCtxFromGreenCtx), ROW(cuGreenCtxDestroy), ROW(cuMulticastCreate), ROW(cuMulticastBindMem),
+    ROW(cuMulticastBindAddr), ROW(cuMulticastUnbind), ROW(cuMemMapArrayAsync),
+    {"cuMemMapArrayAsync_ptsz", (void *)stub_cuMemMapArrayAsync}, ROW(cuArrayGetMemoryRequirements),
+    ROW(cuMipmappedArrayGetMemoryRequirements),
     ROW(cuMemGetInfo_v2), ROW(cuDeviceTotalMem), ROW(cuDeviceTotalMem_v2), ROW(nvmlDeviceGetCount), ROW(nvmlDeviceGetCount_v2),
     ROW(nvmlDeviceGetHandleByIndex), ROW(nvmlDeviceGetHandleByIndex_v2), ROW(nvmlDeviceGetHandleByUUID),
     ROW(nvmlDeviceGetHandleByUUIDV), ROW(nvmlDeviceGetHandleByPciBusId), ROW(nvmlDeviceGetHandleByPciBusId_v2),
@@ -468,6 +535,14 @@ void stub_bind(const char *without)
         for (size_t i = 0; i < sizeof driver / sizeof *driver; i++)
             if (!strcmp(driver[i].name, e->name) && !listed(without, e->name))
                 *e->real = driver[i].function;
+}
+
+/* In place of the stub driver: a whole one, such as the simulated. */
+void stub_bind_library(void *handle)
+{
+    for (const struct hook_entry *e = __start_cgpu_entries; e < __stop_cgpu_entries; e++)
+        if (e->lib == HOOK_CUDA)
+            *e->real = dlsym(handle, e->name);
 }
 
 void *stub_wrapper(const char *name)

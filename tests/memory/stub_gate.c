@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 static struct gate gates[CGPU_MAX_GPUS], offered[CGPU_MAX_GPUS];
-static int joined, answer = -ENOENT, joins;
+static int joined, answer = -ENOENT, joins, natives;
+static uint32_t indices[CGPU_MAX_GPUS];
+static struct cgpu_welcome_gpu native[CGPU_MAX_GPUS];
 static void (*on_rejoin)(int index);
 
 static void *map_file(const char *path, size_t size, int protection)
@@ -61,6 +63,16 @@ int stub_offer(int gpu, const char *ctl, const char *report, int slot)
     return gate->ctl && gate->report ? 0 : -1;
 }
 
+void stub_index(int gpu, uint32_t index) { indices[gpu] = index; }
+
+void stub_native(uint32_t index, const uint8_t uuid[16])
+{
+    struct cgpu_welcome_gpu *one = &native[natives++];
+    one->gpu = index;
+    one->flags = CGPU_GPU_NATIVE;
+    memcpy(one->uuid, uuid, 16);
+}
+
 void stub_joins(int gpus_or_error) { answer = gpus_or_error; }
 int stub_join_count(void) { return joins; }
 int gate_count(void) { return joined; }
@@ -86,9 +98,11 @@ int gate_join(const char *path, uint32_t flags, struct cgpu_welcome *welcome)
     welcome->ngpus = (uint32_t)joined;
     for (int i = 0; i < joined; i++) {
         memcpy(welcome->gpu[i].uuid, (const void *)gates[i].ctl->uuid, 16);
+        welcome->gpu[i].gpu = indices[i];
         welcome->gpu[i].mem_limit = gates[i].ctl->mem_limit;
         welcome->gpu[i].mem_total = gates[i].ctl->mem_total;
     }
+    memcpy(&welcome->gpu[joined], native, sizeof *native * (size_t)natives);
     return 0;
 }
 
@@ -112,6 +126,14 @@ int stub_forgotten(void) { return forgotten; }
 bool stream_captures(void *stream) { return capture && stream != (void *)-1; }
 void streams_forget_context(CUcontext context) { forgotten += context != NULL; }
 void gate_context_changed(void) {}
+bool capture_is_active(void) { return capture != 0; }
+int capture_relax(void) { return -1; }
+void capture_restore(int mode) { (void)mode; }
+
+/* stall.h */
+static int stalls;
+void stub_stalls(int on) { stalls = on; }
+bool stall_is_possible(void) { return stalls != 0; }
 
 void hook_log(const char *level, const char *format, ...)
 {

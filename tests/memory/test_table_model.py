@@ -16,7 +16,12 @@ class Entry(ctypes.Structure):
 
 class Table(ctypes.Structure):
     _fields_ = [("entries", ctypes.POINTER(Entry)), ("mask", ctypes.c_uint64), ("count", ctypes.c_uint64),
-                ("bits", ctypes.c_int)]
+                ("bits", ctypes.c_int), ("shard", ctypes.c_int), ("arena", ctypes.c_void_p)]
+
+
+class LedgerEntry(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_int), ("pooled", ctypes.c_bool), ("bytes", ctypes.c_uint64),
+                ("owner", ctypes.c_void_p)]
 
 
 INVERSE = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
@@ -83,21 +88,20 @@ def test_grows_and_empties(library: ctypes.CDLL) -> None:
                 max_size=120))
 def test_a_context_s_end_drops_its_blocks_only(library: ctypes.CDLL, blocks: list[tuple[int, int, bool]]) -> None:
     """Blocks of contexts 1..3 and of none (0), some freed, context 2 retagged as 9; then contexts end in turn."""
-    gpu, bytes_ = ctypes.c_int(), ctypes.c_uint64()
+    got = LedgerEntry()
     put, take = library.ledger_put, library.ledger_take
-    put.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p]
-    take.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p]
+    put.argtypes = take.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p]
     take.restype = ctypes.c_bool
     for n, (context, size, _) in enumerate(blocks):
-        put(n % 2, n << 9, 0, size, context)
+        put(n % 2, n << 9, ctypes.byref(LedgerEntry(bytes=size, owner=context)))
     live = dict(enumerate(blocks))
     for n, (_, size, freed) in enumerate(blocks):
         if freed:
-            assert take(n % 2, n << 9, ctypes.byref(gpu), ctypes.byref(bytes_)) and bytes_.value == size
+            assert take(n % 2, n << 9, ctypes.byref(got)) and got.bytes == size
             del live[n]
-    library.ledger_retag_context(ctypes.c_void_p(2), ctypes.c_void_p(9))
+    library.ledger_retag_owner(ctypes.c_void_p(2), ctypes.c_void_p(9))
     for ends, gone in ((2, 99), (9, 2), (3, 3)):
-        library.ledger_drop_context(ctypes.c_void_p(ends))
+        library.ledger_drop_owner(ctypes.c_void_p(ends))
         live = {n: block for n, block in live.items() if block[0] != gone}
     for n in range(len(blocks)):
-        assert take(n % 2, n << 9, ctypes.byref(gpu), ctypes.byref(bytes_)) == (n in live)
+        assert take(n % 2, n << 9, ctypes.byref(got)) == (n in live)

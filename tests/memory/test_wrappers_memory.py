@@ -15,6 +15,11 @@ def ref(value: Any) -> Any:
     return ctypes.byref(value)
 
 
+class Entry(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_int), ("pooled", ctypes.c_bool), ("bytes", ctypes.c_uint64),
+                ("owner", ctypes.c_void_p)]
+
+
 class Prop(ctypes.Structure):
     _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", ctypes.c_int), ("id", ctypes.c_int),
                 ("meta", ctypes.c_void_p), ("flags", ctypes.c_uint64)]
@@ -146,10 +151,10 @@ def test_twice_freed(hook: Any) -> None:
 def test_an_address_handed_out_again_is_charged_once(hook: Any) -> None:
     """Its first owner went by a way that no wrapper saw."""
     hook.start([GIB])
-    hook.lib.ledger_put.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p]
+    hook.lib.ledger_put.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p]
     for size in (3 * MIB, 5 * MIB):
         assert hook.lib.ledger_charge(0, size)
-        hook.lib.ledger_put(0, 0x7000, 0, size, None)
+        hook.lib.ledger_put(0, 0x7000, ref(Entry(bytes=size)))
     assert hook.used() == 5 * MIB
 
 
@@ -332,6 +337,122 @@ class TestByHandle:
         assert hook.used() == 0
 
 
+class MapInfo(ctypes.Structure):
+    """CUarrayMapInfo of a region of a level."""
+    _fields_ = [("resource_type", ctypes.c_int), ("resource", ctypes.c_void_p), ("subresource_type", ctypes.c_int),
+                ("pad", ctypes.c_int), ("level", ctypes.c_uint), ("layer", ctypes.c_uint),
+                ("offset", ctypes.c_uint * 3), ("extent", ctypes.c_uint * 3), ("operation", ctypes.c_int),
+                ("handle_type", ctypes.c_int), ("handle", ctypes.c_uint64), ("at", ctypes.c_uint64),
+                ("devices", ctypes.c_uint), ("flags", ctypes.c_uint), ("rest", ctypes.c_uint * 2)]
+
+
+class TestWhatElseHoldsMemory:
+    """A multicast object and a sparse array hold memory as a mapping does."""
+
+    create, map, unmap = TestByHandle.create, TestByHandle.map, TestByHandle.unmap
+
+    def multicast(self, hook: Any) -> Any:
+        out = ctypes.c_uint64()
+        assert hook.call("cuMulticastCreate", ref(out), None) == 0
+        return out
+
+    def bind(self, hook: Any, out: Any, handle: Any, at: int = 0) -> int:
+        return int(hook.call("cuMulticastBindMem", out, ctypes.c_size_t(at), handle, ctypes.c_size_t(0),
+                             ctypes.c_size_t(2 * MIB), ctypes.c_uint64(0)))
+
+    def test_multicast_until_unbound(self, hook: Any) -> None:
+        hook.start([GIB])
+        out, handles = self.multicast(hook), [self.create(hook) for _ in range(3)]
+        for n, handle in enumerate(handles):
+            assert self.bind(hook, out, handle, 2 * MIB * n) == 0
+            assert hook.call("cuMemRelease", handle) == 0
+        assert hook.used() == 6 * MIB
+        assert hook.call("cuMulticastUnbind", out, 1, ctypes.c_size_t(0), ctypes.c_size_t(6 * MIB)) == 0
+        assert hook.used() == 6 * MIB  # of another device
+        hook.fail("cuMulticastUnbind", 1)
+        assert hook.call("cuMulticastUnbind", out, 0, ctypes.c_size_t(0), ctypes.c_size_t(4 * MIB)) == 1
+        assert hook.call("cuMulticastUnbind", out, 0, ctypes.c_size_t(0), ctypes.c_size_t(4 * MIB)) == 0
+        assert hook.used() == 2 * MIB
+        assert hook.call("cuMemRelease", out) == 0
+        assert hook.used() == 0
+
+    def test_multicast_object_lives_while_it_is_mapped(self, hook: Any) -> None:
+        hook.start([GIB])
+        out, handle = self.multicast(hook), self.create(hook)
+        assert self.bind(hook, out, handle) == 0
+        assert self.map(hook, 0x1000000, out) == 0
+        assert hook.call("cuMemRelease", handle) == 0 == hook.call("cuMemRelease", out)
+        assert hook.used() == 2 * MIB
+        assert self.unmap(hook, 0x1000000) == 0
+        assert hook.used() == 0
+
+    def test_multicast_by_address(self, hook: Any) -> None:
+        hook.start([GIB])
+        out, handle = self.multicast(hook), self.create(hook)
+        assert self.map(hook, 0x1000000, handle) == 0
+        assert hook.call("cuMulticastBindAddr", out, ctypes.c_size_t(0), ctypes.c_uint64(0x1100000),
+                         ctypes.c_size_t(MIB), ctypes.c_uint64(0)) == 0
+        assert self.unmap(hook, 0x1000000) == 0 == hook.call("cuMemRelease", handle)
+        assert hook.used() == 2 * MIB
+        assert hook.call("cuMulticastUnbind", out, 0, ctypes.c_size_t(0), ctypes.c_size_t(MIB)) == 0
+        assert hook.used() == 0
+
+    def test_a_failed_bind_holds_nothing(self, hook: Any) -> None:
+        hook.start([GIB])
+        out, handle = self.multicast(hook), self.create(hook)
+        hook.fail("cuMulticastBindMem", 1)
+        assert self.bind(hook, out, handle) == 1
+        assert hook.call("cuMemRelease", handle) == 0
+        assert hook.used() == 0
+
+    @pytest.mark.parametrize("name", ["cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"])
+    def test_sparse_array(self, hook: Any, name: str) -> None:
+        hook.start([GIB])
+        array = ctypes.c_void_p()
+        assert hook.call("cuArray3DCreate_v2", ref(array), ref(Array3D(**WIDE, flags=0x40))) == 0
+        handles = [self.create(hook) for _ in range(3)]
+        tiles = (MapInfo * 3)(*(MapInfo(resource=array, operation=1, handle=handle.value, offset=(64 * n, 0, 0))
+                                for n, handle in enumerate(handles)))
+        assert hook.call(name, tiles, 3, None) == 0
+        for handle in handles:
+            assert hook.call("cuMemRelease", handle) == 0
+        assert hook.used() == 6 * MIB
+        tiles[0].operation = 2
+        hook.fail("cuMemMapArrayAsync", 1)
+        assert hook.call(name, tiles, 1, None) == 1 and hook.used() == 6 * MIB
+        assert hook.call(name, tiles, 1, None) == 0 and hook.used() == 4 * MIB
+        again = self.create(hook)
+        tiles[1].handle = again.value  # takes the place of what was there
+        assert hook.call(name, ref(tiles[1]), 1, None) == 0 and hook.used() == 4 * MIB
+        assert hook.call("cuMemRelease", again) == 0 and hook.used() == 4 * MIB
+        assert hook.call("cuArrayDestroy", array) == 0
+        assert hook.used() == 0
+
+
+@pytest.mark.parametrize(("name", "more"), [("cuArray3DCreate_v2", ()),
+                                            ("cuMipmappedArrayCreate", (ctypes.c_uint(1),))])
+class TestArrayRequirements:
+    """Where the driver says what an array needs, that is the charge."""
+
+    @pytest.mark.parametrize("size", [MIB, 12 * MIB])
+    def test_the_estimate_is_corrected(self, hook: Any, name: str, more: tuple[Any, ...], size: int) -> None:
+        hook.start([GIB])
+        hook.lib.stub_array_needs(ctypes.c_size_t(size))
+        out = ctypes.c_void_p()
+        assert hook.call(name, ref(out), ref(Array3D(**WIDE)), *more) == 0
+        assert hook.used() == size
+        assert hook.call("cuMipmappedArrayDestroy" if more else "cuArrayDestroy", out) == 0
+        assert hook.used() == 0
+
+    def test_what_does_not_fit_is_taken_back(self, hook: Any, name: str, more: tuple[Any, ...]) -> None:
+        hook.start([8 * MIB])
+        hook.lib.stub_array_needs(ctypes.c_size_t(12 * MIB))
+        out = ctypes.c_void_p(77)
+        assert hook.call(name, ref(out), ref(Array3D(**WIDE)), *more) == OOM
+        assert out.value == 77 and hook.used() == 0
+        assert hook.calls("cuMipmappedArrayDestroy" if more else "cuArrayDestroy") == 1
+
+
 class TestContexts:
     def fill(self, hook: Any) -> int:
         """2 MiB in each of two contexts, and by handle, which no context owns."""
@@ -389,6 +510,30 @@ class TestContexts:
         assert hook.call(f"cuDevicePrimaryCtxReset{suffix}", 0) == 999
         assert hook.used() == MIB
         assert hook.call(f"cuDevicePrimaryCtxReset{suffix}", 0) == 0
+        assert hook.used() == 0
+
+    def test_green_contexts_live_in_the_primary_one(self, hook: Any) -> None:
+        hook.start([GIB])
+        hook.lib.stub_retain(0)
+        green, context = ctypes.c_void_p(), ctypes.c_void_p()
+        assert hook.call("cuGreenCtxCreate", ref(green), None, 0, 0) == 0
+        assert hook.call("cuCtxFromGreenCtx", ref(context), green) == 0
+        hook.lib.stub_current(0, 5)
+        assert hook.alloc(MIB)[0] == 0
+        hook.fail("cuGreenCtxDestroy", 999)
+        assert hook.call("cuGreenCtxDestroy", green) == 999 and hook.used() == MIB
+        assert hook.call("cuGreenCtxDestroy", green) == 0
+        assert hook.used() == MIB
+        hook.lib.stub_current(0, 0)
+        assert hook.call("cuDevicePrimaryCtxRelease_v2", 0) == 0
+        assert hook.used() == 0
+
+    def test_the_last_green_context_ends_the_primary_one(self, hook: Any) -> None:
+        hook.start([GIB])
+        green = ctypes.c_void_p()
+        assert hook.call("cuGreenCtxCreate", ref(green), None, 0, 0) == 0
+        assert hook.alloc(MIB)[0] == 0
+        assert hook.call("cuGreenCtxDestroy", green) == 0
         assert hook.used() == 0
 
     def test_two_gpus(self, hook: Any) -> None:

@@ -183,7 +183,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < count && body != fill; i++)
         pthread_join(threads[i], NULL);
     if (body == fill)
-        ledger_drop_context(stub_context(0, 0));
+        ledger_drop_owner(stub_context(0, 0));
     if (body == quiet)
         printf("refused %llu of %llu\n", (unsigned long long)refused, (unsigned long long)granted);
     printf("total %llu\n", (unsigned long long)gate_of(0)->slot->mem_used);

@@ -57,8 +57,8 @@ def test_files_and_folders_appear_and_cannot_be_written(
     bench: Bench, daemon: StandIn, container: Container, source: Path
 ) -> None:
     container.run(f"mkdir -p {container.rootfs}/usr/lib64; echo theirs >{container.rootfs}/usr/lib64/libcuda.so.1")
-    done = hook(bench, daemon, container, f"bind\t{source}\t/usr/lib64/libcuda.so.1\tfile\tro",
-                f"bind\t{source.parent}\t/usr/local/cgpu/lib\tdir\tro", f"bind\t{source}\t/new/deep/file\tfile\trw")
+    done = hook(bench, daemon, container, f"bind\t{source}\t/usr/lib64/libcuda.so.1\tro",
+                f"bind\t{source.parent}\t/usr/local/cgpu/lib\tro", f"bind\t{source}\t/new/deep/file\trw")
     assert done.stderr == ""
     assert done.returncode == 0
     assert container.inside("/usr/lib64/libcuda.so.1").read_text() == "ours"
@@ -81,7 +81,7 @@ def test_no_link_of_the_image_leads_out(
     outside.mkdir()
     (outside / "file").write_text("the node's")
     container.run(link.format(outside=outside, root=container.rootfs))
-    done = hook(bench, daemon, container, f"bind\t{source}\t/etc/file\tfile\tro")
+    done = hook(bench, daemon, container, f"bind\t{source}\t/etc/file\tro")
     assert (outside / "file").read_text() == "the node's"
     assert os.listdir(outside) == ["file"]
     assert container.run(f"cat {outside}/file").stdout == "the node's"
@@ -94,7 +94,7 @@ def test_a_link_inside_is_followed_inside(
 ) -> None:
     container.run(f"cd {container.rootfs} && mkdir -p usr/lib && echo real >usr/lib/real && ln -s /usr/lib lib && "
                   "ln -s real usr/lib/link")
-    assert hook(bench, daemon, container, f"bind\t{source}\t/lib/link\tfile\tro").returncode == 0
+    assert hook(bench, daemon, container, f"bind\t{source}\t/lib/link\tro").returncode == 0
     assert container.inside("/usr/lib/real").read_text() == "ours"
 
 
@@ -105,7 +105,7 @@ def test_a_place_of_the_wrong_kind_is_refused(
 ) -> None:
     container.run(made.format(root=container.rootfs))
     what = source if kind == "file" else source.parent
-    done = hook(bench, daemon, container, f"bind\t{what}\t/place\t{kind}\tro")
+    done = hook(bench, daemon, container, f"bind\t{what}\t/place\tro")
     assert done.returncode == 1
     assert "/place in the container" in done.stderr
 

@@ -89,8 +89,8 @@ def test_what_is_not_implemented_says_so(machine: Any) -> None:
     machine.run("""
 context()
 assert result(cu.cuTexObjectCreate, None, None, None, None) == 801
-assert result(cu.cuMulticastCreate, None, None) == 801
-assert result(nv().nvmlDeviceGetMigMode, None, None, None) == 3
+assert result(cu.cuCheckpointProcessLock, None, None) == 801
+assert result(nv().nvmlDeviceSetMigMode, None, None, None) == 3
 """)
 
 

@@ -85,6 +85,14 @@ def test_flags_override(tmp_path: Path) -> None:
     assert (loaded.control.group, loaded.control.max_weight) == ("others", 4)
 
 
+def test_runtime_for_engines(tmp_path: Path) -> None:
+    assert load(tmp_path, "").binary == Path("/var/lib/cgpud/bin/cgpu-runtime")
+    assert load(tmp_path, "").runtimes == ("nvidia-container-runtime", "runc", "crun")
+    loaded = load(tmp_path, "lib_dir = '/opt/x/lib'\nruntimes = ['/usr/bin/crun', 'runc']")
+    assert (loaded.binary, loaded.runtimes) == (Path("/opt/x/bin/cgpu-runtime"), ("/usr/bin/crun", "runc"))
+    assert load(tmp_path, "bin_dir = '/b'", "--bin-dir", "/c").binary == Path("/c/cgpu-runtime")
+
+
 def test_flags_of_others_are_left_alone(tmp_path: Path) -> None:
     namespace = flags("--policy", "2")
     namespace.verbose = True
@@ -153,6 +161,11 @@ def test_unreadable(tmp_path: Path) -> None:
         ("mount = 3", ["mount = 3", "absolute path"]),
         ("runtime_dir = '/run/cgpu/x'", ["runtime_dir = /run/cgpu/x", "would hide it"]),
         ("lib_dir = '/run/cgpu'", ["lib_dir = /run/cgpu", "would hide it"]),
+        ("bin_dir = '/run/cgpu/bin'", ["bin_dir = /run/cgpu/bin", "would hide it"]),
+        ("runtimes = []", ["runtimes = []", "absolute paths"]),
+        ("runtimes = 'runc'", ["runtimes = 'runc'", "a list of 1-16"]),
+        ("runtimes = ['./runc']", ["runtimes = ['./runc']", "absolute paths"]),
+        ('runtimes = ["a\\nb"]', ["runtimes = ", "absolute paths"]),
         ("simulate = '2x'", ["simulate = '2x'", "2x24GiB"]),
         ("simulate = 2", ["simulate = 2", "2x24GiB"]),
         ("log_level = 'loud'", ["log_level = 'loud'", "debug, info, warning, error"]),

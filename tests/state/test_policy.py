@@ -154,3 +154,11 @@ def test_several_of_high_priority_share_by_the_policy() -> None:
     assert percents(of(2, *several, busy="gha", prio_ratio=90)) == {"g": 30, "h": 60, "a": 10}
     assert percents(of(2, *several, busy="ha", prio_ratio=90)) == {"g": 0, "h": 90, "a": 10}
     assert of(1, *several, prio_ratio=33).high_percent == 33
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_shut_instance_is_paused_and_says_why(policy: Policy) -> None:
+    made = plan(GpuSettings(policy), [("a", Share(1, 2, shut=True)), ("b", Share(1))], ["a", "b"])
+    turns = [(turn.id, turn.quantum_ns > 0, turn.shut) for turn in made.turns]
+    assert turns == [("a", False, True), ("b", True, False)]
+    assert made.entitled["a"] == 0

@@ -237,6 +237,22 @@ def test_create() -> None:
     assert state.on_gpu(0) == [made]
 
 
+def test_native_gpus() -> None:
+    """They take nothing of the GPU's weights and memory, and put all into the host's order."""
+    state = make(4)
+    made = state.apply(Create("a", (3, 1), (GIB, 2 * GIB), 3, native=(2, 0)))
+    assert made is not None
+    assert (made.native, made.seen, list(made.shares)) == ((0, 2), (0, 1, 2, 3), [1, 3])
+    assert (made.shares[3].memsize, made.shares[1].memsize) == (GIB, 2 * GIB)
+    assert state.on_gpu(0) == [] and state.free_weight(0) == 20 and state.free_memory(0) == CARD
+    other = state.apply(Create("b", (3, 1), (GIB,)))
+    assert other is not None and other.seen == (3, 1)
+    refused(state, Create("c", (0,), (GIB,), native=(4,)), EINVAL, "native=4", "no such GPU")
+    refused(state, Create("c", (0,), (GIB,), native=(0,)), EINVAL, "native=0", "twice")
+    refused(state, Create("c", (0,), (GIB,), native=(1, 1)), EINVAL, "native=1", "twice")
+    refused(make(17), Create("c", (0,), (GIB,), native=tuple(range(1, 17))), EINVAL, "17 GPUs", "1-16")
+
+
 @pytest.mark.parametrize(
     ("sizes", "expected"),  # the published rule for lists over four GPUs, in GiB
     [((3,), [3, 3, 3, 3]), ((3, 1), [3, 1, 1, 1]), ((3, 4, 5, 6), [3, 4, 5, 6])],

@@ -3,7 +3,7 @@
 import copy
 import logging
 from dataclasses import dataclass, field
-from errno import EAGAIN, EEXIST, EIO, ENOENT, ENOMEM, EOPNOTSUPP
+from errno import EAGAIN, EBUSY, EEXIST, EIO, ENOENT, ENOMEM, EOPNOTSUPP
 
 import pytest
 
@@ -17,9 +17,11 @@ from cgpusched.commands import (
     SetMemsize,
     SetPolicy,
     SetPrioRatio,
+    SetShut,
     SetWeight,
     Upgrade,
 )
+from cgpusched.daemon.audit import Rules, Sample
 from cgpusched.daemon.system import System
 from cgpusched.daemon.usage import Counters
 from cgpusched.errors import CommandError
@@ -289,7 +291,7 @@ def test_every_command_has_its_line(node: Node, lines: pytest.LogCaptureFixture)
     node.create("a")
     commands: list[Command] = [
         SetPolicy(0, 2), SetMaxInst(0, 9), SetPrioRatio(0, 50), SetDefaultMemsize(7), SetWeight(0, "a", 3),
-        SetHighprio(0, "a", 1), SetMemsize(0, "a", 8), Destroy("a"),
+        SetHighprio(0, "a", 1), SetMemsize(0, "a", 8), SetShut(0, "a", True), Destroy("a"),
     ]  # fmt: skip
     lines.clear()
     for command in commands:
@@ -297,17 +299,31 @@ def test_every_command_has_its_line(node: Node, lines: pytest.LogCaptureFixture)
     told = [record.getMessage().split()[1] for record in lines.records]
     assert told == [
         f"what={word}"
-        for word in ("policy", "max_inst", "prio_ratio", "default_memsize", "weight", "highprio", "memsize", "destroy")
+        for word in ("policy", "max_inst", "prio_ratio", "default_memsize", "weight", "highprio", "memsize", "shut",
+                     "destroy")
     ]
+
+
+class Replacement:
+    running = False
+
+    def ask(self) -> None:
+        if self.running:
+            raise CommandError(EBUSY, "under way")
+        self.running = True
+
+    def __str__(self) -> str:
+        return "running" if self.running else "idle"
 
 
 def test_upgrade(node: Node) -> None:
     assert node.system.upgrade_state() == "idle"
     assert "cannot be replaced" in node.refused(Upgrade(), EOPNOTSUPP)
-    asked: list[int] = []
-    node.system.upgrade = lambda: asked.append(1)
+    upgrade = Replacement()
+    node.system.upgrade = upgrade
     node.system.apply(Upgrade())
-    assert (asked, node.system.upgrade_state()) == ([1], "running")
+    assert node.system.upgrade_state() == "running"
+    assert node.refused(Upgrade(), EBUSY) == "under way"
 
 
 def test_version_has_three_numbers(node: Node) -> None:
@@ -472,16 +488,22 @@ def test_detach_after_destroy(node: Node) -> None:
     assert node.system.attached("a") == [other]
 
 
+def look(node: Node, used: dict[int, int], strays: dict[int, str] | None = None, gpu: int = 0) -> None:
+    """One look of the audit with steady memory."""
+    ledger = node.system.ledger(gpu)
+    node.system.observe(gpu, [Sample(ledger, used, ledger)], strays or {})
+
+
 def test_hidden_memory_counts_once_it_was_seen_twice(node: Node) -> None:
     node.create("a")
     attachment = node.system.attach_process("a", 70, 7)
     region = node.region("a")
     region.slots[0].mem_used = 100
-    node.system.observe(0, node.system.ledger(0), {70: 350, 999: 7})
+    look(node, {70: 350, 999: 7})
     assert (region.other, node.system.memory("a", 0)) == (0, [(70, 100)])
-    node.system.observe(0, node.system.ledger(0), {70: 340})
+    look(node, {70: 340})
     assert (region.other, node.system.memory("a", 0)) == (240, [(70, 340)])
-    node.system.observe(0, node.system.ledger(0), {70: 360})
+    look(node, {70: 360})
     assert region.other == 240
     node.system.apply(SetMemsize(0, "a", 2 * GIB))
     assert (region.limit, region.other) == (2 * GIB, 240)
@@ -492,14 +514,9 @@ def test_hidden_memory_counts_once_it_was_seen_twice(node: Node) -> None:
 def test_an_allocation_between_the_readings_is_not_hidden_memory(node: Node) -> None:
     node.create("a")
     node.system.attach_process("a", 70, 7)
-    slot = node.region("a").slots[0]
     for _ in range(3):
-        slot.mem_used = 500
-        before = node.system.ledger(0)
-        slot.mem_used = 0  # freed after NVML was read
-        node.system.observe(0, before, {70: 500})
-        slot.mem_used = 500
-        node.system.observe(0, {70: 0}, {70: 500})  # or allocated before it was
+        node.system.observe(0, [Sample({70: 500}, {70: 500}, {70: 0})], {})  # freed after NVML was read
+        node.system.observe(0, [Sample({70: 0}, {70: 500}, {70: 500})], {})  # or allocated before it was
     assert node.region("a").other == 0
 
 
@@ -507,9 +524,9 @@ def test_a_process_with_a_context_alone_uses_the_gpu(node: Node) -> None:
     node.create("a", 0, 1)
     node.system.attach_process("a", 70, 7)
     for _ in range(2):
-        node.system.observe(0, node.system.ledger(0), {70: 300})
+        look(node, {70: 300})
     assert (node.system.memory("a", 0), node.system.memory("a", 1)) == ([(70, 300)], [])
-    node.system.observe(0, node.system.ledger(0), {})
+    look(node, {})
     assert node.system.memory("a", 0) == []
     assert node.region("a").other == 0
 
@@ -518,10 +535,152 @@ def test_a_process_that_connects_again_keeps_its_hidden_memory(node: Node) -> No
     node.create("a")
     old = node.system.attach_process("a", 70, 7)
     for _ in range(2):
-        node.system.observe(0, {}, {70: 300})
-    node.system.attach_process("a", 70, 7)
+        look(node, {70: 300})
+    new = node.system.attach_process("a", 70, 7)
     node.system.detach_process(old)
     assert node.region("a").other == 300
+    node.system.detach_process(new)  # also when it was gone for a moment in between
+    assert node.region("a").other == 0
+    node.system.attach_process("a", 70, 7)
+    look(node, {70: 300})
+    assert node.region("a").other == 300
+
+
+def test_a_process_of_two_connections_has_both_in_the_ledger(node: Node) -> None:
+    node.create("a")
+    node.create("b")
+    for ident in "ab":
+        node.system.attach_process(ident, 70, 7)
+        node.region(ident).slots[0].mem_used = 100
+    assert node.system.ledger(0) == {70: 200}
+
+
+# The audit
+
+
+def test_a_process_past_the_hook_is_the_instances(node: Node, lines: pytest.LogCaptureFixture) -> None:
+    node.create("a", memsize=1000)
+    node.create("b")
+    lines.clear()
+    for _ in range(3):
+        look(node, {70: 300, 71: 9}, {70: "a"})
+    assert node.region("a").other == 300 and node.region("b").other == 0
+    assert node.system.memory("a", 0) == [(70, 300)] and node.system.memory("b", 0) == []
+    row = node.system.usage()[0].instances[0]
+    assert (row.mem_used, row.mem_other, row.processes) == (300, 300, (70,))
+    assert (row.audit.unhooked, row.audit.bypasses, row.shut) == ((70,), 1, False)
+    assert last(lines) == ("WARNING", "a process uses the GPU past the hook gpu=0 instance=a pid=70 used=300")
+    look(node, {71: 9})
+    assert (node.region("a").other, node.system.memory("a", 0)) == (0, [])
+    assert last(lines) == ("INFO", "nothing passes the hook any more gpu=0 instance=a")
+    assert len(lines.messages) == 2
+
+
+def test_a_process_that_connects_is_no_longer_past_the_hook(node: Node) -> None:
+    node.create("a")
+    for _ in range(2):
+        look(node, {70: 300}, {70: "a"})
+    node.system.attach_process("a", 70, 7)
+    node.region("a").slots[0].mem_used = 100
+    assert node.region("a").other == 300
+    look(node, {70: 300}, {70: "a"})  # whose it is was asked before it connected
+    assert node.region("a").other == 200
+    assert node.system.usage()[0].instances[0].audit.unhooked == ()
+
+
+def test_the_audit_only_logs_unless_told_otherwise(node: Node, lines: pytest.LogCaptureFixture) -> None:
+    node.create("a")
+    for _ in range(2):
+        look(node, {70: 3 * GIB}, {70: "a"})
+    row = node.system.usage()[0].instances[0]
+    assert (row.audit.over, row.audit.excess, row.audit.overs, row.shut) == (True, 2 * GIB, 1, False)
+    assert last(lines) == ("WARNING", "over its memory gpu=0 instance=a used=3GiB memsize=1GiB")
+    assert node.gate.plans[0].turns[0].quantum_ns == UNIT_SLICE_NS
+
+
+@pytest.fixture
+def strict() -> Node:
+    node = Node()
+    node.system.rules = Rules(tolerance=100, gate=True)
+    return node
+
+
+def test_who_is_over_has_its_gate_shut_until_it_is_under(strict: Node, lines: pytest.LogCaptureFixture) -> None:
+    strict.create("a", 0, 1, memsize=1000, weight=3)
+    strict.create("b")
+    before = strict.gate.plans[0]
+    look(strict, {70: 1101}, {70: "a"})
+    assert strict.gate.plans[0] == before
+    look(strict, {70: 1101}, {70: "a"})
+    assert [(turn.id, turn.quantum_ns > 0, turn.shut) for turn in strict.gate.plans[0].turns] == [
+        ("a", False, True), ("b", True, False)]
+    assert [turn.shut for turn in strict.gate.plans[1].turns] == [False], "its other GPU is no concern"
+    row = strict.system.usage()[0].instances[0]
+    assert (row.shut, row.weight, row.entitled) == (True, 3, 0.0)
+    assert last(lines) == ("INFO", "done what=shut gpu=0 instance=a value=1")
+    look(strict, {70: 1100}, {70: "a"})
+    assert strict.gate.plans[0] == before
+    assert last(lines) == ("INFO", "done what=shut gpu=0 instance=a value=0")
+
+
+def test_figures_that_are_gone_open_the_gate(strict: Node) -> None:
+    strict.create("a", memsize=1000)
+    for _ in range(2):
+        look(strict, {70: 5000}, {70: "a"})
+    assert strict.gate.plans[0].turns[0].shut
+    strict.system.observe(0, [], {}, audit="GPU is lost")
+    assert not strict.gate.plans[0].turns[0].shut
+    assert strict.region("a").other == 0
+    assert [gpu.audit for gpu in strict.system.usage()] == ["GPU is lost", "off"]
+
+
+def test_a_gate_that_cannot_be_shut_is_tried_again(strict: Node) -> None:
+    strict.create("a", memsize=1000)
+    look(strict, {70: 5000}, {70: "a"})
+    strict.gate.fail = [("set_plan", 0)]
+    look(strict, {70: 5000}, {70: "a"})
+    assert not strict.gate.plans[0].turns[0].shut
+    look(strict, {70: 5000}, {70: "a"})
+    assert strict.gate.plans[0].turns[0].shut
+
+
+def test_memory_from_before_memsize_was_lowered_shuts_no_gate(strict: Node) -> None:
+    strict.create("a", memsize=1000)
+    strict.system.attach_process("a", 70, 7)
+    slot = strict.region("a").slots[0]
+    slot.mem_used = 700
+    for _ in range(2):
+        look(strict, {70: 1000})
+    strict.system.apply(SetMemsize(0, "a", 100))
+    for used in (1000, 1100, 1100):
+        look(strict, {70: used})
+    assert not strict.state.instances["a"].shares[0].shut
+    slot.mem_used = 0
+    look(strict, {70: 300})
+    for _ in range(2):
+        look(strict, {70: 401})  # what it gave back it may not take again
+    assert strict.state.instances["a"].shares[0].shut
+
+
+def test_what_a_tenant_provokes_does_not_fill_the_log(node: Node, lines: pytest.LogCaptureFixture) -> None:
+    node.create("a")
+    lines.clear()
+    for pid in range(100, 400, 2):
+        for _ in range(2):
+            look(node, {pid: 5}, {pid: "a"})
+    assert len(lines.messages) == 10
+    assert node.system.usage()[0].instances[0].audit.bypasses == 150
+
+
+def test_an_instance_that_is_made_again_begins_anew(strict: Node) -> None:
+    strict.create("a", memsize=1000)
+    for _ in range(2):
+        look(strict, {70: 5000}, {70: "a"})
+    strict.system.apply(Destroy("a"))
+    strict.create("a", memsize=1000)
+    assert strict.region("a").other == 0 and strict.system.memory("a", 0) == []
+    assert strict.system.usage()[0].instances[0].audit.bypasses == 0
+    assert not strict.gate.plans[0].turns[0].shut
 
 
 # Usage

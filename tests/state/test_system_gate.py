@@ -6,7 +6,7 @@ from mmap import ACCESS_READ, mmap
 
 import pytest
 
-from cgpusched.commands import Create, Destroy, SetMemsize, SetPolicy, SetWeight
+from cgpusched.commands import Create, Destroy, SetMemsize, SetPolicy, SetShut, SetWeight
 from cgpusched.daemon.system import System
 from cgpusched.errors import CommandError
 from cgpusched.gate import Gate, agent_channel
@@ -14,7 +14,7 @@ from cgpusched.model import Gpu
 from cgpusched.state import State
 
 GIB = 1 << 30
-PAUSED, NODRAIN, NATIVE = 1, 2, 4
+PAUSED, NODRAIN, NATIVE, SHUT = 1, 2, 4, 8
 
 
 def test_commands_reach_the_control_page() -> None:
@@ -69,3 +69,32 @@ def test_processes_come_and_go() -> None:
             for channel in channels:
                 for fd in channel:
                     os.close(fd)
+
+
+def test_a_shut_gate_says_so_and_opens_again() -> None:
+    card = Gpu(0, "GPU-00112233-4455-6677-8899-aabbccddeeff", "Test", 24 * GIB)
+    with Gate() as gate:
+        system = System(State([card]), gate)
+        for ident in "ab":
+            system.apply(Create(ident, (0,), (GIB,)))
+        pages = [mmap(system.regions(ident)[0].ctl_fd, 4096, access=ACCESS_READ) for ident in "ab"]
+
+        def shown() -> list[tuple[int, int]]:
+            """Flags, and whether the word is granted."""
+            return [(struct.unpack_from("<I", page, 80)[0], page[64] & 1) for page in pages]
+
+        system.apply(SetPolicy(0, 5))
+        assert shown() == [(NATIVE, 1), (NATIVE, 1)]
+        system.apply(SetShut(0, "a", True))
+        assert shown() == [(SHUT, 0), (NATIVE, 1)]
+        system.apply(SetWeight(0, "a", 0))
+        assert shown()[0] == (SHUT, 0)
+        system.apply(SetShut(0, "a", False))
+        assert shown()[0] == (PAUSED, 0)
+        system.apply(SetWeight(0, "a", 1))
+        assert shown() == [(NATIVE, 1), (NATIVE, 1)]
+        system.apply(SetShut(0, "a", True))
+        gate.close()  # nobody is left to open it: as a paused one, it stays
+        assert shown() == [(SHUT, 0), (NATIVE, 1)]
+        for page in pages:
+            page.close()

@@ -10,7 +10,7 @@ SERIES = {"535": "bookworm", "550": "trixie"}
 
 
 def download(series: str, folder: Path, *packages: str) -> None:
-    """Unpacks that series' ``packages`` below ``folder``, with a package configuration of its own. Needs the network."""
+    """Unpacks that series' ``packages`` below ``folder``, by a package configuration of its own. Needs the network."""
     for part in ("lists/partial", "cache/archives/partial", "deb"):
         (folder / part).mkdir(parents=True)
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"

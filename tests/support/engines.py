@@ -133,6 +133,10 @@ def image(out: Path, programs: Sequence[Path | str], links: dict[str, str] | Non
             _file(tar, made, f"bin/{path.name}", path.resolve())
             for library in _libraries(path):
                 _file(tar, made, library.lstrip("/"), Path(library).resolve())
+                if library.endswith("/libc.so.6"):  # every glibc image has these beside it
+                    for name in ("libpthread.so.0", "libdl.so.2"):
+                        other = Path(library).with_name(name)
+                        _file(tar, made, str(other).lstrip("/"), other.resolve())
         for name, target in {"bin/sh": "bash", "sbin": "bin", **(links or {})}.items():
             entry = tarfile.TarInfo(name)
             entry.type, entry.linkname = tarfile.SYMTYPE, target

@@ -49,6 +49,11 @@ class Node:
         self.daemon: subprocess.Popen[bytes] | None = None
 
     @property
+    def binary(self) -> Path:
+        """cgpu-runtime, as an engine's configuration names it."""
+        return self.base / "bin/cgpu-runtime"
+
+    @property
     def env(self) -> dict[str, str]:
         return {**os.environ, "CGPU_CONTROL": str(self.runtime / "control.sock")}
 
@@ -84,9 +89,10 @@ class Node:
                     self.daemon.kill()
                     self.daemon.wait()
             self.daemon = None
-        with contextlib.suppress(OSError):
-            if str(self.tree) in Path("/proc/self/mounts").read_text():
-                subprocess.run(["umount", "-l", self.tree], check=False)
+        mounts = Path("/proc/self/mounts").read_text()
+        for path in (self.tree, self.runtime / "view"):
+            if f" {path} " in mounts:
+                subprocess.run(["umount", "-l", path], check=False)
 
     def kill_daemon(self, sign: signal.Signals = signal.SIGKILL) -> None:
         assert self.daemon

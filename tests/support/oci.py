@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from cgpusched.driver.find import packaged
 
 HEAD = struct.Struct("<IIiI")
 MAGIC, VERSION = 0x72706763, 1
-CREATE, HOOK, DELETE = 1, 2, 3
+CREATE, HOOK, DELETE, PRECREATE = 1, 2, 3, 4
 
 
 class StandIn:
@@ -27,7 +28,7 @@ class StandIn:
         self.spec: bytes | None = None
         self.silent = False
         self.asked: list[tuple[int, bytes, str]] = []
-        """kind, payload, and what config.json holds in the directory that came along (or "")."""
+        """kind, payload, and the configuration that came along, as a file or in a directory (or "")."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -48,7 +49,8 @@ class StandIn:
         assert (magic, version) == (MAGIC, VERSION)
         seen = ""
         for fd in fds:
-            with open(os.open("config.json", os.O_RDONLY, dir_fd=fd)) as file:
+            folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            with open(os.open("config.json", os.O_RDONLY, dir_fd=fd) if folder else f"/proc/self/fd/{fd}") as file:
                 seen = file.read()
             os.close(fd)
         self.asked.append((kind, data[HEAD.size:], seen))

@@ -13,6 +13,7 @@ import trio
 from mounted import Served, eventually
 from tree_server import MemoryBackend
 
+from cgpufs import mount as mount_module
 from cgpufs.mount import Mount
 from cgpufs.ops import Operations
 from cgpufs.tree import Tree
@@ -145,6 +146,42 @@ def test_a_request_taken_and_not_answered_comes_again(mount: Mount, start: Calla
         reader.kill()
         reader.wait()
     assert served.stop() == 0
+
+
+def test_before_6_9_a_request_taken_and_not_answered_fails(
+    mount: Mount, start: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the kernel cannot repeat it: it ends with its reader's device, and nobody hangs. The others wait."""
+    monkeypatch.setattr(mount_module, "can_resend", lambda: False)
+    served = start("--old-kernel").wait_ready()
+    assert (mount.path / "version").read_text() == "1.2.3\n"
+    os.kill(served.process.pid, signal.SIGSTOP)
+    device = mount.serving_fd()
+    first, second = (subprocess.Popen(["cat", str(mount.path / name)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                     for name in ("version", "0/policy"))  # fmt: skip
+    try:
+        assert eventually(lambda: try_read(device))
+        os.close(device)
+        assert eventually(lambda: first.poll() is not None or second.poll() is not None)
+        served.kill()
+        served = start("--old-kernel").wait_ready()
+        answers = [one.communicate(timeout=10) for one in (first, second)]
+        assert sorted(one.returncode for one in (first, second)) == [0, 1]
+        assert any(b"connection abort" in said for _, said in answers)
+        assert any(said in (b"1.2.3\n", b"2\n") for said, _ in answers)
+    finally:
+        for one in (first, second):
+            one.kill()
+            one.communicate()
+    assert served.stop() == 0
+
+
+def try_read(device: int) -> bool:
+    """Whether a request was there that somebody waits for: LOOKUP, GETATTR or OPEN, no RELEASE."""
+    try:
+        return struct.unpack_from("<II", os.read(device, 2 << 20))[1] in (1, 3, 14)
+    except BlockingIOError:
+        return False
 
 
 def test_what_cannot_be_adopted(mountpoint: Path) -> None:

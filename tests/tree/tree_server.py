@@ -16,6 +16,7 @@ from pathlib import Path
 
 import trio
 
+from cgpufs import mount as mount_module
 from cgpufs.mount import Mount
 from cgpufs.nodes import View
 from cgpufs.ops import Operations
@@ -122,8 +123,11 @@ async def main() -> None:
     parser.add_argument("--adopt", type=int)
     parser.add_argument("--init", type=Path)
     parser.add_argument("--view-only")
+    parser.add_argument("--old-kernel", action="store_true", help="as before Linux 6.9, which cannot repeat requests")
     parser.add_argument("--leave", action="store_true", help="end without unmounting")
     args = parser.parse_args()
+    if args.old_kernel:
+        mount_module.can_resend = lambda: False
     logs = Lines()
     logging.basicConfig(level=logging.INFO, handlers=[logs])
     backend = MemoryBackend()

@@ -1,4 +1,5 @@
-/* array.c: arrays, laid out plainly, row after row. */
+/* array.c: arrays, laid out plainly, row after row. One whose memory is to be mapped later has none: nothing maps it.
+ */
 #include <string.h>
 #include "cuda/sim.h"
 
@@ -21,36 +22,62 @@ static unsigned format_bytes(CUarray_format format)
     }
 }
 
-static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *desc)
+CUresult array_check(const CUDA_ARRAY3D_DESCRIPTOR *desc)
 {
-    struct CUctx_st *ctx;
-    CHECK_INIT();
-    TRY(current_context(&ctx));
-    unsigned element = desc ? format_bytes(desc->Format) * desc->NumChannels : 0;
-    if (!out || !element || !desc->Width ||
+    if (!desc || !format_bytes(desc->Format) || !desc->Width ||
         (desc->NumChannels != 1 && desc->NumChannels != 2 && desc->NumChannels != 4))
         return CUDA_ERROR_INVALID_VALUE;
-    if (desc->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return CUDA_ERROR_NOT_SUPPORTED;
-    uint64_t bytes = element;
-    if (__builtin_mul_overflow(bytes, (uint64_t)desc->Width, &bytes) ||
-        __builtin_mul_overflow(bytes, (uint64_t)(desc->Height ? desc->Height : 1), &bytes) ||
-        __builtin_mul_overflow(bytes, (uint64_t)(desc->Depth ? desc->Depth : 1), &bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&api_lock);
-    struct block *block;
-    CUresult result = block_alloc(ctx, ctx->gpu, bytes, BLOCK_GLOBAL, false, &block); /* no pointer of the program's */
-    struct CUarray_st *array = result == CUDA_SUCCESS ? object_new(OBJ_ARRAY, sizeof *array, ctx) : NULL;
+    return desc->Flags & CUDA_ARRAY3D_SPARSE ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *desc, uint64_t *bytes)
+{
+    *bytes = (uint64_t)format_bytes(desc->Format) * desc->NumChannels;
+    return !__builtin_mul_overflow(*bytes, (uint64_t)desc->Width, bytes) &&
+        !__builtin_mul_overflow(*bytes, (uint64_t)(desc->Height ? desc->Height : 1), bytes) &&
+        !__builtin_mul_overflow(*bytes, (uint64_t)(desc->Depth ? desc->Depth : 1), bytes) && ROUND512(*bytes) >= *bytes;
+}
+
+struct CUarray_st *array_new(struct CUctx_st *ctx, const CUDA_ARRAY3D_DESCRIPTOR *desc, uint64_t bytes, void *data)
+{
+    struct CUarray_st *array = object_new(OBJ_ARRAY, sizeof *array, ctx);
     if (array) {
         array->gpu = ctx->gpu;
         array->desc = *desc;
-        array->element = element;
-        array->charged = block->charged;
-        array->data = (uint8_t *)(uintptr_t)block->base;
-        *out = array;
-    } else if (result == CUDA_SUCCESS) {
-        block_destroy(block);
-        result = CUDA_ERROR_OUT_OF_MEMORY;
+        array->element = (uint64_t)format_bytes(desc->Format) * desc->NumChannels;
+        array->bytes = ROUND512(bytes);
+        array->data = data;
+    }
+    return array;
+}
+
+CUresult array_memory(struct CUctx_st *ctx, const CUDA_ARRAY3D_DESCRIPTOR *desc, uint64_t bytes, struct block **block)
+{
+    *block = NULL;
+    if (desc->Flags & CUDA_ARRAY3D_DEFERRED_MAPPING)
+        return CUDA_SUCCESS;
+    return block_alloc(ctx, ctx->gpu, bytes, BLOCK_GLOBAL, false, block); /* no pointer of the program's */
+}
+
+static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *desc)
+{
+    struct CUctx_st *ctx;
+    struct block *block;
+    uint64_t bytes;
+    CHECK_INIT();
+    TRY(current_context(&ctx));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(array_check(desc));
+    if (!array_bytes(desc, &bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&api_lock);
+    CUresult result = array_memory(ctx, desc, bytes, &block);
+    if (result == CUDA_SUCCESS) {
+        *out = array_new(ctx, desc, bytes, block ? (void *)(uintptr_t)block->base : NULL);
+        if (!*out && block)
+            block_destroy(block);
+        result = *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&api_lock);
     return result;
@@ -103,11 +130,11 @@ API cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *desc)
 API cuArrayDestroy(CUarray array)
 {
     CHECK_INIT();
-    if (!object_is(array, OBJ_ARRAY))
+    if (!object_is(array, OBJ_ARRAY) || array->level) /* a level goes with its mipmapped array */
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&api_lock);
     queue_wait_all(&array->gpu->queue);
-    struct block *block = block_find((uintptr_t)array->data);
+    struct block *block = array->data ? block_find((uintptr_t)array->data) : NULL;
     if (block)
         block_destroy(block);
     object_free(array);
@@ -157,11 +184,14 @@ API cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1 *desc, CUarray array)
     return CUDA_SUCCESS;
 }
 
+/* As documented, only of an array whose memory is mapped later. */
 API cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *requirements, CUarray array, CUdevice device)
 {
     DESCRIBE(requirements, array);
     if (!gpu_of(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    *requirements = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = array->charged, .alignment = 512};
+    if (!(array->desc.Flags & CUDA_ARRAY3D_DEFERRED_MAPPING))
+        return CUDA_ERROR_INVALID_VALUE;
+    *requirements = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = array->bytes, .alignment = 512};
     return CUDA_SUCCESS;
 }

@@ -36,7 +36,7 @@ static bool valid(const struct CUctx_st *ctx)
 static CUresult activate(struct CUctx_st *ctx)
 {
     TRY(gpu_join(ctx->gpu));
-    uint64_t overhead = sim_env_u64("CGPU_SIM_CONTEXT_BYTES", 0);
+    uint64_t overhead = sim_env_u64("CGPU_SIM_CONTEXT_BYTES", ctx->gpu->conf.context_bytes);
     struct block *block;
     if (overhead)
         TRY(block_alloc(ctx, ctx->gpu, overhead, BLOCK_GLOBAL, false, &block));
@@ -82,6 +82,7 @@ static void deactivate(struct CUctx_st *ctx)
     context_drop_objects(ctx);
     context_drop_memory(ctx);
     pool_trim_locked(ctx->gpu, true);
+    graph_trim_locked(ctx->gpu);
     ctx->active = false;
 }
 

@@ -196,6 +196,8 @@ static CUresult locate(const struct side *side, const CUDA_MEMCPY3D *box, uint8_
         if (!object_is(side->array, OBJ_ARRAY))
             return CUDA_ERROR_INVALID_HANDLE;
         const struct CUarray_st *array = side->array;
+        if (!array->data)
+            return CUDA_ERROR_INVALID_VALUE;
         uint64_t height = array->desc.Height ? array->desc.Height : 1;
         uint64_t depth = array->desc.Depth ? array->desc.Depth : 1;
         *pitch = array->desc.Width * array->element;

@@ -21,6 +21,8 @@ static void mark_done(void *arg, uint64_t seq, uint64_t done_ns)
 void event_release(struct CUevent_st *event)
 {
     object_hide(event);
+    if (event->shared)
+        ipc_event_forget(event);
     pthread_mutex_lock(&event_lock);
     event->dead = true;
     bool last = event->refs == 0;
@@ -46,6 +48,8 @@ CUresult event_record(struct CUevent_st *event, struct CUstream_st *stream)
         event->state = EVENT_NEVER;
         pthread_mutex_unlock(&event_lock);
     }
+    if (event->shared && result == CUDA_SUCCESS)
+        ipc_event_record(event);
     return result;
 }
 
@@ -77,6 +81,8 @@ CUresult event_wait(struct CUstream_st *stream, struct CUevent_st *event)
         if (captured || capturing || result != CUDA_SUCCESS)
             return result;
     }
+    if (event->shared)
+        return ipc_event_wait(stream, event);
     if (load_acquire(&event->state) != EVENT_PENDING)
         return CUDA_SUCCESS;
     if (event->gpu != stream->gpu) { /* the queues of another GPU are another simulation: its clock is the host's */
@@ -92,6 +98,8 @@ CUresult event_wait(struct CUstream_st *stream, struct CUevent_st *event)
 
 static bool event_done(struct CUevent_st *event)
 {
+    if (event->shared)
+        return ipc_event_done(event->object.ctx->gpu, load_acquire(event->shared));
     if (load_acquire(&event->state) == EVENT_PENDING)
         queue_done(&event->gpu->queue, event->channel, event->seq);
     return load_acquire(&event->state) != EVENT_PENDING;
@@ -194,7 +202,9 @@ API cuEventQuery(CUevent event)
 API cuEventSynchronize(CUevent event)
 {
     TRY(check(event));
-    if (load_acquire(&event->state) == EVENT_PENDING)
+    if (event->shared)
+        ipc_event_sync(event);
+    else if (load_acquire(&event->state) == EVENT_PENDING)
         queue_wait(&event->gpu->queue, event->channel, event->seq);
     pool_trim_all(event->object.ctx->gpu);
     return CUDA_SUCCESS;

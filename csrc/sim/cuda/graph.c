@@ -26,13 +26,11 @@ bool depends_set(struct CUgraphNode_st ***deps, size_t *count, struct CUgraphNod
 
 static void node_free(struct CUgraphNode_st *node)
 {
-    struct block *block = node->params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC ? block_find(node->params.dptr) : NULL;
-    if (block && block->base == node->params.dptr && block->kind == BLOCK_POOL) {
-        queue_wait_all(&block->gpu->queue);
-        pool_free(block, NULL);
-    }
+    if (node->params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        graph_forget(node->params.dptr);
     if (node->params.child)
         graph_unref(node->params.child);
+    memops_unref(node->params.memops);
     free(node->deps);
     object_free(node);
 }
@@ -68,6 +66,7 @@ CUresult graph_add(struct CUgraph_st *graph, const struct node_params *params, s
     node->graph = graph;
     node->params = *params;
     graph->nodes[graph->count++] = node;
+    graph->memory |= params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE;
     if (out)
         *out = node;
     return CUDA_SUCCESS;
@@ -114,6 +113,8 @@ static CUresult append_steps(struct CUgraph_st *graph, struct step **steps, size
             }
             *steps = more;
         }
+        if (order[i]->params.memops)
+            order[i]->params.memops->refs++;
         (*steps)[(*count)++] = (struct step){order[i]->params, order[i]};
     }
     free(order);
@@ -127,8 +128,15 @@ CUresult graph_steps(struct CUgraph_st *graph, struct step **steps, size_t *coun
     *count = 0;
     CUresult result = append_steps(graph, steps, count, &room, 0);
     if (result != CUDA_SUCCESS)
-        free(*steps);
+        graph_steps_free(*steps, *count);
     return result;
+}
+
+void graph_steps_free(struct step *steps, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        memops_unref(steps[i].params.memops);
+    free(steps);
 }
 
 /* ---- entry points ---- */
@@ -180,17 +188,15 @@ API cuGraphClone(CUgraph *out, CUgraph graph)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&api_lock);
     struct CUgraph_st *clone = graph_new();
-    CUresult result = clone ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = !clone ? CUDA_ERROR_OUT_OF_MEMORY : graph->memory ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
     for (size_t i = 0; i < graph->count; i++)
         graph->nodes[i]->mark = i;
     for (size_t i = 0; i < graph->count && result == CUDA_SUCCESS; i++) {
         struct node_params params = graph->nodes[i]->params;
-        if (params.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
-            result = CUDA_ERROR_NOT_SUPPORTED; /* as the real one: such a graph cannot be cloned */
-            break;
-        }
         if (params.child)
             params.child->refs++;
+        if (params.memops)
+            params.memops->refs++;
         result = graph_add(clone, &params, NULL, 0, NULL);
     }
     for (size_t i = 0; i < graph->count && result == CUDA_SUCCESS; i++) {
@@ -335,8 +341,10 @@ API cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraph
 API cuGraphDestroyNode(CUgraphNode node)
 {
     LOCKED(node, OBJ_NODE);
-    pthread_mutex_lock(&api_lock);
     struct CUgraph_st *graph = node->graph;
+    if (graph->memory)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    pthread_mutex_lock(&api_lock);
     size_t kept = 0;
     for (size_t i = 0; i < graph->count; i++) {
         struct CUgraphNode_st *other = graph->nodes[i];

@@ -10,12 +10,17 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
     if (!out || !object_is(graph, OBJ_GRAPH) || flags > 15)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&api_lock);
+    if (graph->memory && graph->instances) { /* whose memory would it be? */
+        pthread_mutex_unlock(&api_lock);
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     struct CUgraphExec_st *exec = object_new(OBJ_EXEC, sizeof *exec, NULL);
     CUresult result = exec ? graph_steps(graph, &exec->steps, &exec->count) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         exec->graph = graph;
         exec->flags = flags;
         graph->refs++;
+        graph->instances++;
         *out = exec;
     } else if (exec) {
         object_free(exec);
@@ -74,7 +79,8 @@ API cuGraphExecDestroy(CUgraphExec exec)
     if (!object_is(exec, OBJ_EXEC))
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&api_lock);
-    free(exec->steps);
+    graph_steps_free(exec->steps, exec->count);
+    exec->graph->instances--;
     graph_unref(exec->graph);
     object_free(exec);
     pthread_mutex_unlock(&api_lock);
@@ -99,17 +105,19 @@ API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResul
     size_t count;
     pthread_mutex_lock(&api_lock);
     CUresult result = graph_steps(graph, &steps, &count);
-    bool same = result == CUDA_SUCCESS && count == exec->count;
+    bool same = result == CUDA_SUCCESS && count == exec->count && !graph->memory && !exec->graph->memory;
     for (size_t i = 0; same && i < count; i++)
         same = steps[i].params.type == exec->steps[i].params.type;
     if (same) {
-        free(exec->steps);
+        graph_steps_free(exec->steps, exec->count);
         exec->steps = steps;
+        exec->graph->instances--;
         graph_unref(exec->graph);
         exec->graph = graph;
         graph->refs++;
+        graph->instances++;
     } else if (result == CUDA_SUCCESS) {
-        free(steps);
+        graph_steps_free(steps, count);
         result = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     }
     pthread_mutex_unlock(&api_lock);
@@ -169,8 +177,10 @@ static CUresult run_step(struct CUstream_st *stream, const struct node_params *p
         return event_record(p->event, stream);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
         return event_wait(stream, p->event);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+        return memops_submit(stream, p->memops->op, p->memops->count);
     default:
-        return CUDA_SUCCESS; /* empty; memory nodes: see graph.h */
+        return CUDA_SUCCESS; /* empty; memory nodes: see graph_memory.c */
     }
 }
 
@@ -204,7 +214,9 @@ static CUresult graph_launch(bool ptds, CUgraphExec exec, CUstream handle)
         CUresult result = CUDA_SUCCESS;
         pthread_mutex_lock(&api_lock);
         bool capturing = stream->capture != NULL;
-        if (capturing) {
+        if (capturing && exec->graph->memory) {
+            result = CUDA_ERROR_NOT_SUPPORTED;
+        } else if (capturing) {
             exec->graph->refs++;
             result = capture_add(stream, &node);
         } else if (stream_capturing_blocked(stream)) {
@@ -214,7 +226,12 @@ static CUresult graph_launch(bool ptds, CUgraphExec exec, CUstream handle)
         if (capturing || result != CUDA_SUCCESS)
             return result;
     }
-    return launch_steps(exec, stream);
+    if (!exec->graph->memory)
+        return launch_steps(exec, stream);
+    TRY(graph_memory_take(exec, stream));
+    CUresult result = launch_steps(exec, stream);
+    CUresult marked = graph_memory_queued(stream);
+    return result != CUDA_SUCCESS ? result : marked;
 }
 API_PAIR(cuGraphLaunch, _ptsz, graph_launch, (CUgraphExec exec, CUstream stream), exec, stream)
 
@@ -222,6 +239,8 @@ static CUresult upload(bool ptds, CUgraphExec exec, CUstream handle)
 {
     struct CUstream_st *stream;
     TRY(stream_get(ptds, handle, &stream));
-    return object_is(exec, OBJ_EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!object_is(exec, OBJ_EXEC))
+        return CUDA_ERROR_INVALID_VALUE;
+    return exec->graph->memory ? graph_memory_upload(exec, stream) : CUDA_SUCCESS;
 }
 API_PAIR(cuGraphUpload, _ptsz, upload, (CUgraphExec exec, CUstream stream), exec, stream)

@@ -6,14 +6,18 @@ static CUresult add(CUgraph graph, const CUgraphNode *deps, size_t count, const 
                     CUgraphNode *node)
 {
     CHECK_INIT();
-    if (!object_is(graph, OBJ_GRAPH) || !node)
+    if (!object_is(graph, OBJ_GRAPH) || !node) {
+        memops_unref(params->memops);
         return CUDA_ERROR_INVALID_VALUE;
+    }
     pthread_mutex_lock(&api_lock);
     if (params->child)
         params->child->refs++;
     CUresult result = graph_add(graph, params, deps, count, node);
     if (result != CUDA_SUCCESS && params->child)
         params->child->refs--;
+    if (result != CUDA_SUCCESS)
+        memops_unref(params->memops);
     pthread_mutex_unlock(&api_lock);
     return result;
 }
@@ -77,6 +81,8 @@ static CUresult child_params(CUgraph child, struct node_params *params)
 {
     if (!object_is(child, OBJ_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
+    if (child->memory) /* only if it moved into the parent for good */
+        return CUDA_ERROR_NOT_SUPPORTED;
     params->type = CU_GRAPH_NODE_TYPE_GRAPH;
     params->child = child;
     return CUDA_SUCCESS;
@@ -91,14 +97,40 @@ static CUresult alloc_params(CUDA_MEM_ALLOC_NODE_PARAMS *alloc, struct node_para
     struct gpu *gpu = gpu_of(alloc->poolProps.location.id);
     if (!gpu || gpu != ctx->gpu)
         return CUDA_ERROR_INVALID_DEVICE;
+    if (alloc->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&api_lock);
-    CUmemoryPool pool = pool_default(gpu);
-    CUresult result = pool ? pool_alloc(pool, ctx, alloc->bytesize, NULL, &alloc->dptr) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = graph_address(ctx, alloc->bytesize, &alloc->dptr);
     pthread_mutex_unlock(&api_lock);
     params->type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
     params->dptr = alloc->dptr;
     params->bytes = alloc->bytesize;
     return result;
+}
+
+static CUresult memop_params(const CUDA_BATCH_MEM_OP_NODE_PARAMS *batch, struct node_params *params)
+{
+    if (!batch)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(memops_check(batch->paramArray, batch->count, batch->flags));
+    params->type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+    params->memops = memops_new(batch->paramArray, batch->count);
+    return params->memops ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Of a graph's allocation only, and once in a graph. */
+static CUresult free_params(CUgraph graph, CUdeviceptr pointer, struct node_params *params)
+{
+    if (!object_is(graph, OBJ_GRAPH))
+        return CUDA_ERROR_INVALID_VALUE;
+    params->type = CU_GRAPH_NODE_TYPE_MEM_FREE;
+    params->dptr = pointer;
+    pthread_mutex_lock(&api_lock);
+    bool good = graph_block(pointer) != NULL;
+    for (size_t i = 0; i < graph->count; i++)
+        good &= graph->nodes[i]->params.type != CU_GRAPH_NODE_TYPE_MEM_FREE || graph->nodes[i]->params.dptr != pointer;
+    pthread_mutex_unlock(&api_lock);
+    return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- entry points: adding ---- */
@@ -121,6 +153,8 @@ API cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode 
 API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
                            CUDA_MEM_ALLOC_NODE_PARAMS *p);
 API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUdeviceptr pointer);
+API cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                             const CUDA_BATCH_MEM_OP_NODE_PARAMS *p);
 API cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUgraphNodeParams *p);
 API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data,
                       size_t count,
@@ -194,12 +228,16 @@ API cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 
 API cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count, CUdeviceptr pointer)
 {
-    struct node_params params = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .dptr = pointer};
-    CHECK_INIT();
-    return device_range(pointer, 1) ? add(graph, deps, count, &params, node) : CUDA_ERROR_INVALID_VALUE;
+    ADD(free_params(graph, pointer, &params));
 }
 
-static CUresult any_params(CUgraphNodeParams *p, struct node_params *params)
+API cuGraphAddBatchMemOpNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t count,
+                             const CUDA_BATCH_MEM_OP_NODE_PARAMS *p)
+{
+    ADD(memop_params(p, &params));
+}
+
+static CUresult any_params(CUgraph graph, CUgraphNodeParams *p, struct node_params *params)
 {
     params->type = p->type;
     switch (p->type) {
@@ -218,11 +256,12 @@ static CUresult any_params(CUgraphNodeParams *p, struct node_params *params)
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
         return event_params(p->event, p->type, params);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+        return memop_params((const CUDA_BATCH_MEM_OP_NODE_PARAMS *)p->reserved1, params);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
         return alloc_params(&p->alloc, params);
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
-        params->dptr = p->free.dptr;
-        return device_range(p->free.dptr, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return free_params(graph, p->free.dptr, params);
     default:
         return CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -232,7 +271,7 @@ API cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, si
 {
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
-    ADD(any_params(p, &params));
+    ADD(any_params(graph, p, &params));
 }
 
 API cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const CUgraphEdgeData *data,

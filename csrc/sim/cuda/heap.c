@@ -1,12 +1,17 @@
 /* heap.c: where device memory lies in the process's address space, and what an address belongs to.
  *
  * Small blocks (up to LARGE) come from size classes carved out of 4 GiB stretches of reserved, untouched memory: a
- * mapping a block would run into the kernel's limit of 65530 mappings. The map from address to block is a treap: O(log
- * n). */
+ * mapping a block would run into the kernel's limit of 65530 mappings. Pages that another process is to have too move
+ * to a memfd that lies over the stretch. The map from address to block is a treap: O(log n). */
 #define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/falloc.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
-#include "cuda/sim.h"
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "cuda/vmm.h"
 
 #define LARGE   (64ull << 20)
 #define STRETCH (4ull << 30)
@@ -16,6 +21,14 @@
 
 struct free_space { uint64_t *bases; size_t count, room; };
 static struct arena { uint64_t at, end; struct free_space free[CLASSES]; } arenas[2];
+
+struct stretch { /* one that the arenas carve up, or a large block with pages in a file */
+    uint64_t start, bytes;
+    int file;                        /* -1: none yet */
+    uint8_t *moved;                  /* a bit a page: is in it */
+    struct stretch *next;
+};
+static struct stretch *stretches;
 
 /* Four classes a doubling, from 512 bytes. */
 static uint64_t class_size(unsigned class)
@@ -59,6 +72,35 @@ static void *map(uint64_t bytes, bool low)
     return NULL;
 }
 
+static struct stretch *stretch_of(uint64_t base)
+{
+    struct stretch *stretch = stretches;
+    while (stretch && base - stretch->start >= stretch->bytes)
+        stretch = stretch->next;
+    return stretch;
+}
+
+static struct stretch *stretch_new(uint64_t start, uint64_t bytes)
+{
+    struct stretch *stretch = calloc(1, sizeof *stretch);
+    if (!stretch)
+        return NULL;
+    *stretch = (struct stretch){.start = start, .bytes = bytes, .file = -1, .next = stretches};
+    return stretches = stretch;
+}
+
+static void stretch_drop(struct stretch *stretch)
+{
+    struct stretch **at = &stretches;
+    while (*at != stretch)
+        at = &(*at)->next;
+    *at = stretch->next;
+    if (stretch->file >= 0)
+        close(stretch->file);
+    free(stretch->moved);
+    free(stretch);
+}
+
 uint64_t space_alloc(uint64_t bytes, bool low, uint64_t *taken)
 {
     struct arena *arena = &arenas[low];
@@ -77,8 +119,11 @@ uint64_t space_alloc(uint64_t bytes, bool low, uint64_t *taken)
             return 0;
         uint64_t stretch = low ? LOW : STRETCH;
         void *at = map(stretch, low);
-        if (!at)
+        if (!at || !stretch_new((uintptr_t)at, stretch)) {
+            if (at)
+                munmap(at, stretch);
             return 0;
+        }
         start = (uint64_t)(uintptr_t)at;
         arena->end = start + stretch;
     }
@@ -90,12 +135,19 @@ uint64_t space_alloc(uint64_t bytes, bool low, uint64_t *taken)
 void space_free(uint64_t base, uint64_t taken, bool low)
 {
     if (taken > LARGE) {
+        struct stretch *stretch = stretch_of(base);
         munmap((void *)(uintptr_t)base, taken);
+        if (stretch)
+            stretch_drop(stretch);
         return;
     }
     if (taken >= GIVE_BACK) {
         uint64_t first = (base + 4095) & ~4095ull, last = (base + taken) & ~4095ull;
         madvise((void *)(uintptr_t)first, last - first, MADV_DONTNEED);
+        struct stretch *stretch = stretch_of(base);
+        if (stretch && stretch->file >= 0)
+            fallocate(stretch->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(first - stretch->start),
+                      (off_t)(last - first));
     }
     struct free_space *space = &arenas[low].free[class_of(taken)];
     if (space->count == space->room) {
@@ -107,6 +159,76 @@ void space_free(uint64_t base, uint64_t taken, bool low)
         space->room = room;
     }
     space->bases[space->count++] = base;
+}
+
+/* ---- pages that move to a file ---- */
+
+#define PAGE 4096u
+
+static bool file_for(struct stretch *stretch)
+{
+    if (stretch->file >= 0)
+        return true;
+    stretch->moved = calloc(stretch->bytes / PAGE / 8 + 1, 1);
+    stretch->file = stretch->moved ? (int)syscall(SYS_memfd_create, "cuda-heap", 1u /* MFD_CLOEXEC */) : -1;
+    if (stretch->file >= 0 && ftruncate(stretch->file, (off_t)stretch->bytes) == 0)
+        return true;
+    if (stretch->file >= 0)
+        close(stretch->file);
+    free(stretch->moved);
+    stretch->moved = NULL;
+    stretch->file = -1;
+    return false;
+}
+
+static bool has_moved(const struct stretch *stretch, uint64_t page)
+{
+    return stretch->moved[page / 8] >> page % 8 & 1;
+}
+
+/* Pages of nothing but zeros need no room in the file. */
+static bool write_page(const struct stretch *stretch, uint64_t page)
+{
+    static const char zeros[PAGE];
+    const char *at = (const char *)(uintptr_t)(stretch->start + page * PAGE);
+    return memcmp(at, zeros, PAGE) == 0 || pwrite(stretch->file, at, PAGE, (off_t)(page * PAGE)) == PAGE;
+}
+
+static bool move_pages(struct stretch *stretch, uint64_t first, uint64_t end)
+{
+    for (uint64_t page = first; page < end; page++)
+        if (!write_page(stretch, page))
+            return false;
+    void *at = (void *)(uintptr_t)(stretch->start + first * PAGE);
+    if (mmap(at, (end - first) * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, stretch->file,
+             (off_t)(first * PAGE)) == MAP_FAILED)
+        return false;
+    madvise(at, (end - first) * PAGE, MADV_DONTDUMP);
+    for (uint64_t page = first; page < end; page++)
+        stretch->moved[page / 8] = (uint8_t)(stretch->moved[page / 8] | 1u << page % 8);
+    return true;
+}
+
+int space_file(uint64_t base, uint64_t taken, uint64_t *offset)
+{
+    struct stretch *stretch = stretch_of(base);
+    if (!stretch)
+        stretch = stretch_new(base, taken);
+    if (!stretch || !file_for(stretch))
+        return -1;
+    uint64_t end = (base - stretch->start + taken + PAGE - 1) / PAGE;
+    bool good = true;
+    copies_stop();
+    for (uint64_t page = (base - stretch->start) / PAGE; good && page < end;) {
+        uint64_t last = page;
+        while (last < end && has_moved(stretch, last) == has_moved(stretch, page))
+            last++;
+        good = has_moved(stretch, page) || move_pages(stretch, page, last);
+        page = last;
+    }
+    copies_go_on();
+    *offset = base - stretch->start;
+    return good ? stretch->file : -1;
 }
 
 /* ---- the map ---- */

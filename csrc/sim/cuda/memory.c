@@ -1,6 +1,6 @@
 /* memory.c: synchronous allocation, managed memory, and questions about pointers. */
 #include <stdlib.h>
-#include "cuda/sim.h"
+#include "cuda/vmm.h"
 
 CUresult block_alloc(struct CUctx_st *ctx, struct gpu *gpu, uint64_t bytes, enum block_kind kind, bool low,
                      struct block **out)
@@ -25,12 +25,53 @@ CUresult block_alloc(struct CUctx_st *ctx, struct gpu *gpu, uint64_t bytes, enum
     return CUDA_SUCCESS;
 }
 
+/* Freed here while another process still has it open: the pages stay until that one is done. */
+struct lingering { uint64_t base, space, share; bool low; struct gpu *gpu; struct lingering *next; };
+static struct lingering *lingering;
+
+static void free_lingering(void)
+{
+    for (struct lingering **at = &lingering; *at;) {
+        struct lingering *old = *at;
+        if (sim_share_held(&old->gpu->map, old->share)) {
+            at = &old->next;
+            continue;
+        }
+        *at = old->next;
+        space_free(old->base, old->space, old->low);
+        free(old);
+    }
+}
+
+static void drop_shared(struct block *block)
+{
+    sim_share_drop(&block->gpu->map, block->share);
+    if (!block->space)
+        return;
+    struct lingering *old = malloc(sizeof *old);
+    if (old) { /* else that address space is lost, no more */
+        *old = (struct lingering){block->base, block->space, block->share, block->low, block->gpu, lingering};
+        lingering = old;
+    }
+    free_lingering();
+}
+
 void block_destroy(struct block *block)
 {
-    if (block->space)
-        space_free(block->base, block->space, block->low);
-    if (block->charged)
-        sim_refund(&block->gpu->map, block->charged);
+    if (block->kind == BLOCK_FILE || block->kind == BLOCK_EXTERNAL)
+        file_unmap(block);
+    if (block->kind == BLOCK_EXTERNAL) {
+        block->allocation->mappings--;
+        allocation_drop_if_last(block->allocation);
+    }
+    if (block->share) {
+        drop_shared(block);
+    } else {
+        if (block->space)
+            space_free(block->base, block->space, block->low);
+        if (block->charged)
+            sim_refund(&block->gpu->map, block->charged);
+    }
     block_remove(block);
 }
 
@@ -77,6 +118,8 @@ void context_drop_memory(struct CUctx_st *ctx)
     for (size_t i = 0; i < doomed.count; i++)
         if (doomed.blocks[i]->kind == BLOCK_POOL)
             pool_free(doomed.blocks[i], NULL);
+        else if (doomed.blocks[i]->kind == BLOCK_GRAPH)
+            graph_drop(doomed.blocks[i]);
         else
             block_destroy(doomed.blocks[i]);
     free(doomed.blocks);
@@ -169,6 +212,12 @@ API cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
     return allocate(pointer, bytes, BLOCK_MANAGED, false);
 }
 
+static bool freeable(const struct block *block)
+{
+    return block->kind == BLOCK_DEVICE || block->kind == BLOCK_MANAGED || block->kind == BLOCK_POOL ||
+        block->kind == BLOCK_EXTERNAL;
+}
+
 /* As the real driver, waits for the GPU first. NULL is fine; what is not the start of an allocation is not. */
 API cuMemFree_v2(CUdeviceptr pointer)
 {
@@ -182,8 +231,9 @@ API cuMemFree_v2(CUdeviceptr pointer)
     queue_wait_all(&ctx->gpu->queue); /* outside the lock: other threads need not wait as well */
     pthread_mutex_lock(&api_lock);
     struct block *block = block_find(pointer);
-    if (!block || block->base != pointer ||
-        (block->kind != BLOCK_DEVICE && block->kind != BLOCK_MANAGED && block->kind != BLOCK_POOL)) {
+    if (graph_block(pointer)) {
+        result = graph_free(block, NULL);
+    } else if (!block || block->base != pointer || !freeable(block)) {
         result = CUDA_ERROR_INVALID_VALUE;
     } else {
         if (block->gpu != ctx->gpu)

@@ -40,8 +40,34 @@ bool module_global(struct CUmod_st *module, const char *name, uint64_t size)
     return true;
 }
 
+/* NULL: it has taken none, or that went with its context. */
+static struct block *image_of(const struct CUmod_st *module)
+{
+    struct block *block = module->image ? block_find(module->image) : NULL;
+    return block && block->id == module->image_id ? block : NULL;
+}
+
+/* Takes the memory that a loaded module needs in the current context, once; a library may have none current yet. */
+static CUresult take_image(struct CUmod_st *module)
+{
+    struct CUctx_st *ctx;
+    struct block *block;
+    if (image_of(module) || current_context(&ctx) != CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    uint64_t bytes = sim_env_u64("CGPU_SIM_MODULE_BYTES", ctx->gpu->conf.module_bytes);
+    if (!bytes)
+        return CUDA_SUCCESS;
+    TRY(block_alloc(ctx, ctx->gpu, bytes, BLOCK_GLOBAL, false, &block));
+    module->image = block->base;
+    module->image_id = block->id;
+    return CUDA_SUCCESS;
+}
+
 void module_release(struct CUmod_st *module)
 {
+    struct block *image = image_of(module);
+    if (image)
+        block_destroy(image);
     while (module->functions) {
         struct CUfunc_st *function = module->functions;
         module->functions = function->next;
@@ -70,6 +96,11 @@ static CUresult load(const void *image, struct CUctx_st *ctx, bool library, stru
         module_release(module);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    CUresult result = take_image(module);
+    if (result != CUDA_SUCCESS) {
+        module_release(module);
+        return result;
+    }
     *out = module;
     return CUDA_SUCCESS;
 }
@@ -96,6 +127,7 @@ static CUresult get_global(struct CUmod_st *module, const char *name, CUdevicept
 {
     struct CUctx_st *ctx;
     TRY(current_context(&ctx));
+    TRY(take_image(module));
     for (struct global *global = module->globals; global; global = global->next) {
         if (strcmp(global->name, name) != 0)
             continue;
@@ -135,9 +167,10 @@ static CUresult locked_function(struct CUmod_st *module, const char *name, struc
     if (!out || !name)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&api_lock);
-    *out = module_function(module, name, module->open);
+    CUresult result = take_image(module);
+    *out = result == CUDA_SUCCESS ? module_function(module, name, module->open) : NULL;
     pthread_mutex_unlock(&api_lock);
-    return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return *out || result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
 }
 
 static CUresult count_functions(struct CUmod_st *module, struct CUfunc_st **out, unsigned int room, unsigned int *count)

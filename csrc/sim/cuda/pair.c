@@ -37,8 +37,7 @@ static pid_t thread_of;
 static struct sim_op *op_of(const struct side *side)
 {
     const struct part *part = &side->part[side->head % SIM_DEPTH];
-    struct sim_map *map = &side->gpu->map;
-    return &map->state->proc[map->slot].channel[part->channel].ring[part->seq % SIM_DEPTH];
+    return &queue_channel(&side->gpu->queue, part->channel)->ring[part->seq % SIM_DEPTH];
 }
 
 static bool begun(const struct side *side)

@@ -1,6 +1,6 @@
 /* pointer.c: attributes of pointers, and advice about managed memory, which is taken and changes nothing. */
 #include <string.h>
-#include "cuda/sim.h"
+#include "cuda/vmm.h"
 
 API cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer);
 API cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr pointer);
@@ -41,11 +41,12 @@ static CUresult attribute_of(const struct block *block, CUpointer_attribute attr
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
         PUT(unsigned int, 0);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        PUT(unsigned int, block->kind == BLOCK_DEVICE);
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
         PUT(unsigned int, 0);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        PUT(unsigned long long, 0);
+        PUT(unsigned long long, block->kind == BLOCK_MAPPING ? block->allocation->prop.requestedHandleTypes : 0);
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
         PUT(unsigned int, block->kind == BLOCK_MAPPING ? block->access : CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
@@ -61,7 +62,8 @@ static CUresult get(void *data, CUpointer_attribute attribute, CUdeviceptr point
         PUT(CUdeviceptr, pointer);
     if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) {
         if (block->kind == BLOCK_DEVICE || block->kind == BLOCK_POOL || block->kind == BLOCK_MAPPING ||
-            block->kind == BLOCK_GLOBAL)
+            block->kind == BLOCK_GLOBAL || block->kind == BLOCK_FILE || block->kind == BLOCK_GRAPH ||
+            block->kind == BLOCK_EXTERNAL)
             return CUDA_ERROR_INVALID_VALUE;
         PUT(void *, (uintptr_t)pointer);
     }

@@ -5,33 +5,18 @@
  * done in device time. Used memory falls when the free is asked for. */
 #include <stdlib.h>
 #include <string.h>
-#include "cuda/sim.h"
-
-struct cached {
-    uint64_t base, charged, space;
-    uint32_t channel;
-    uint64_t seq;                    /* of the free; UINT64_MAX: done */
-    struct cached *next;
-};
-
-struct CUmemPoolHandle_st {
-    struct object object;
-    struct gpu *gpu;
-    uint64_t threshold, reserved, reserved_high, used, used_high, max;
-    int flags[3];
-    struct cached *cached;
-    bool destroyed;
-    struct CUmemPoolHandle_st *next;
-};
+#include <unistd.h>
+#include "cuda/pool.h"
 
 static struct CUmemPoolHandle_st *pools; /* under api_lock */
 
-static struct CUmemPoolHandle_st *pool_new(struct gpu *gpu)
+struct CUmemPoolHandle_st *pool_new(struct gpu *gpu)
 {
     struct CUmemPoolHandle_st *pool = object_new(OBJ_POOL, sizeof *pool, NULL);
     if (!pool)
         return NULL;
     pool->gpu = gpu;
+    pool->file = -1;
     pool->flags[0] = pool->flags[1] = pool->flags[2] = 1;
     pool->next = pools;
     pools = pool;
@@ -47,6 +32,14 @@ struct CUmemPoolHandle_st *pool_default(struct gpu *gpu)
     return gpu->default_pool;
 }
 
+bool pool_known_file(uint64_t inode)
+{
+    for (struct CUmemPoolHandle_st *pool = pools; pool; pool = pool->next)
+        if (pool->file >= 0 && !pool->imported && pool->inode == inode)
+            return true;
+    return false;
+}
+
 static bool usable(const struct CUmemPoolHandle_st *pool, struct cached *cached, const struct CUstream_st *stream)
 {
     if (cached->seq != UINT64_MAX && !queue_behind(&pool->gpu->queue, cached->channel, cached->seq + 1))
@@ -57,25 +50,42 @@ static bool usable(const struct CUmemPoolHandle_st *pool, struct cached *cached,
 static void trim(struct CUmemPoolHandle_st *pool, uint64_t keep)
 {
     struct cached **at = &pool->cached;
-    while (*at && pool->reserved > keep) {
+    while (*at && (pool->reserved > keep || pool->imported)) {
         struct cached *cached = *at;
         if (!usable(pool, cached, NULL)) {
             at = &cached->next;
             continue;
         }
         *at = cached->next;
-        space_free(cached->base, cached->space, false);
-        sim_refund(&pool->gpu->map, cached->charged);
+        if (cached->share)
+            sim_share_drop(&pool->gpu->map, cached->share);
+        else
+            sim_refund(&pool->gpu->map, cached->charged);
+        if (pool->file >= 0)
+            pool_file_release(pool, cached);
+        else
+            space_free(cached->base, cached->space, false);
         pool->reserved -= cached->charged;
         free(cached);
     }
 }
 
+/* Its descriptor goes with the last of what a destroyed pool has. */
+static void pool_end(struct CUmemPoolHandle_st *pool)
+{
+    if (!pool->destroyed || pool->blocks || pool->cached || pool->file < 0)
+        return;
+    close(pool->file);
+    pool->file = -1;
+}
+
 void pool_trim_locked(struct gpu *gpu, bool all)
 {
     for (struct CUmemPoolHandle_st *pool = pools; pool; pool = pool->next)
-        if (pool->gpu == gpu)
-            trim(pool, all ? 0 : pool->threshold);
+        if (pool->gpu == gpu) {
+            trim(pool, all || pool->destroyed ? 0 : pool->threshold);
+            pool_end(pool);
+        }
 }
 
 void pool_trim_all(struct gpu *gpu)
@@ -99,11 +109,20 @@ static struct block *take_cached(struct CUmemPoolHandle_st *pool, struct CUctx_s
             return NULL;
         block->charged = cached->charged;
         block->space = cached->space;
+        block->offset = cached->offset;
+        block->share = cached->share;
         *at = cached->next;
         free(cached);
         return block;
     }
     return NULL;
+}
+
+static CUresult new_block(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes, struct block **block)
+{
+    if (pool->file >= 0)
+        return pool_file_block(pool, ctx, bytes, block);
+    return block_alloc(ctx, pool->gpu, bytes, BLOCK_POOL, false, block);
 }
 
 CUresult pool_alloc(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint64_t bytes, struct CUstream_st *stream,
@@ -113,15 +132,16 @@ CUresult pool_alloc(struct CUmemPoolHandle_st *pool, struct CUctx_st *ctx, uint6
     if (!block) {
         if (pool->max && pool->reserved + ROUND512(bytes) > pool->max)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        CUresult result = block_alloc(ctx, pool->gpu, bytes, BLOCK_POOL, false, &block);
+        CUresult result = new_block(pool, ctx, bytes, &block);
         if (result == CUDA_ERROR_OUT_OF_MEMORY && pool->cached) { /* what is kept for nothing else first */
             trim(pool, 0);
-            result = block_alloc(ctx, pool->gpu, bytes, BLOCK_POOL, false, &block);
+            result = new_block(pool, ctx, bytes, &block);
         }
         TRY(result);
         pool->reserved += block->charged;
     }
     block->pool = pool;
+    pool->blocks++;
     pool->used += block->charged;
     if (pool->used > pool->used_high)
         pool->used_high = pool->used;
@@ -137,7 +157,8 @@ CUresult pool_free(struct block *block, struct CUstream_st *stream)
     struct cached *cached = malloc(sizeof *cached);
     if (!cached)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *cached = (struct cached){.base = block->base, .charged = block->charged, .space = block->space, .seq = UINT64_MAX};
+    *cached = (struct cached){.base = block->base, .charged = block->charged, .space = block->space,
+                              .offset = block->offset, .share = block->share, .seq = UINT64_MAX};
     if (stream) {
         struct work mark = {.kind = SIM_MARK, .seq = &cached->seq};
         cached->channel = stream->channel;
@@ -148,34 +169,51 @@ CUresult pool_free(struct block *block, struct CUstream_st *stream)
         }
     }
     pool->used -= block->charged;
+    pool->blocks--;
     cached->next = pool->cached;
     pool->cached = cached;
     block_remove(block); /* its space and charge are the pool's now */
     if (!stream || pool->destroyed)
         trim(pool, pool->destroyed ? 0 : pool->threshold);
+    pool_end(pool);
     return CUDA_SUCCESS;
 }
 
 /* ---- allocation ---- */
 
+static CUresult alloc_now(struct CUmemPoolHandle_st *pool, struct CUstream_st *stream, uint64_t bytes,
+                          CUdeviceptr *out)
+{
+    if (!pool)
+        pool = pool_default(stream->gpu) ? stream->gpu->pool : NULL;
+    return pool ? pool_alloc(pool, stream->object.ctx, bytes, stream, out) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The pool does not matter then: graphs have their own. */
+static CUresult alloc_captured(struct CUstream_st *stream, uint64_t bytes, CUdeviceptr *out)
+{
+    struct node_params node = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .bytes = bytes};
+    TRY(graph_address(stream->object.ctx, bytes, &node.dptr));
+    CUresult result = capture_add(stream, &node);
+    if (result == CUDA_SUCCESS)
+        *out = node.dptr;
+    else
+        graph_forget(node.dptr);
+    return result;
+}
+
 static CUresult alloc_from(bool ptds, CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream handle)
 {
     struct CUstream_st *stream;
     TRY(stream_get(ptds, handle, &stream));
-    if (!out || (pool && !object_is(pool, OBJ_POOL)))
+    if (!out || (pool && (!object_is(pool, OBJ_POOL) || pool->imported)))
         return CUDA_ERROR_INVALID_VALUE;
     if (!bytes) {
         *out = 0;
         return CUDA_SUCCESS;
     }
     pthread_mutex_lock(&api_lock);
-    if (!pool)
-        pool = pool_default(stream->gpu) ? stream->gpu->pool : NULL;
-    CUresult result = pool ? pool_alloc(pool, stream->object.ctx, bytes, stream, out) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (result == CUDA_SUCCESS && stream->capture) {
-        struct node_params node = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .dptr = *out, .bytes = bytes};
-        result = capture_add(stream, &node); /* allocated now, for good: see graph.c */
-    }
+    CUresult result = stream->capture ? alloc_captured(stream, bytes, out) : alloc_now(pool, stream, bytes, out);
     pthread_mutex_unlock(&api_lock);
     return result;
 }
@@ -198,11 +236,13 @@ static CUresult free_async(bool ptds, CUdeviceptr pointer, CUstream handle)
         return CUDA_SUCCESS;
     pthread_mutex_lock(&api_lock);
     struct block *block = block_find(pointer);
-    if (!block || block->base != pointer || (block->kind != BLOCK_POOL && block->kind != BLOCK_DEVICE)) {
-        result = CUDA_ERROR_INVALID_VALUE;
-    } else if (stream->capture) {
+    if (stream->capture) { /* what a graph allocates, and nothing else */
         struct node_params node = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .dptr = pointer};
-        result = capture_add(stream, &node);
+        result = graph_block(pointer) ? capture_add(stream, &node) : CUDA_ERROR_INVALID_VALUE;
+    } else if (graph_block(pointer)) {
+        result = graph_free(block, stream);
+    } else if (!block || block->base != pointer || (block->kind != BLOCK_POOL && block->kind != BLOCK_DEVICE)) {
+        result = CUDA_ERROR_INVALID_VALUE;
     } else if (block->kind == BLOCK_DEVICE) { /* allowed for memory of cuMemAlloc too */
         queue_wait_all(&block->gpu->queue);
         block_destroy(block);
@@ -236,7 +276,8 @@ API cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
     CHECK_INIT();
     if (!out || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+    if (props->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        (props->handleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
         return CUDA_ERROR_NOT_SUPPORTED;
     struct gpu *gpu = gpu_of(props->location.id);
     if (!gpu)
@@ -244,12 +285,16 @@ API cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
     pthread_mutex_lock(&api_lock);
     CUresult result = gpu_join(gpu);
     struct CUmemPoolHandle_st *pool = result == CUDA_SUCCESS ? pool_new(gpu) : NULL;
-    if (pool) {
+    if (!pool) {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    } else {
         pool->max = props->maxSize;
+        if (props->handleTypes)
+            result = pool_make_file(pool);
         *out = pool;
     }
     pthread_mutex_unlock(&api_lock);
-    return pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return result;
 }
 
 /* Blocks in use stay valid; the pool ends with the last of them. */
@@ -266,6 +311,7 @@ API cuMemPoolDestroy(CUmemoryPool pool)
         queue_wait_all(&pool->gpu->queue);
         trim(pool, 0);
         pool->destroyed = true;
+        pool_end(pool);
         object_hide(pool);           /* not recycled: a few hundred bytes, and its blocks point at it */
     }
     pthread_mutex_unlock(&api_lock);
@@ -374,7 +420,7 @@ API cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     struct gpu *gpu = gpu_of(device);
     if (!gpu)
         return CUDA_ERROR_INVALID_DEVICE;
-    if (!object_is(pool, OBJ_POOL) || pool->gpu != gpu)
+    if (!object_is(pool, OBJ_POOL) || pool->gpu != gpu || pool->imported)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&api_lock);
     pool_default(gpu);

@@ -13,6 +13,8 @@
 
 #define SPIN_NS  8000u      /* below this a sleep costs more than it saves */
 #define LOOK_NS  10000000u  /* no sleep is longer than this without a look */
+#define ASK_NS   20000u     /* a shut gate is asked again after this, then ever more seldom */
+#define ASK_MAX_NS 1000000u
 /* a full queue is looked at this seldom (but before it is a quarter empty), not once a kernel */
 #define SPACE_NS 1000000u
 
@@ -21,19 +23,20 @@ static struct sim_proc *proc_of(const struct queue *queue)
     return &queue->gpu->map.state->proc[queue->gpu->map.slot];
 }
 
-static struct sim_channel *channel_of(const struct queue *queue, uint32_t channel)
+struct sim_channel *queue_channel(const struct queue *queue, uint32_t channel)
 {
-    return &proc_of(queue)->channel[channel];
+    const struct sim_map *map = &queue->gpu->map;
+    return &map->state->queues[map->slot].channel[channel];
 }
 
 uint64_t queue_tail(const struct queue *queue, uint32_t channel)
 {
-    return load_acquire(&channel_of(queue, channel)->tail);
+    return load_acquire(&queue_channel(queue, channel)->tail);
 }
 
 bool queue_behind(const struct queue *queue, uint32_t channel, uint64_t tail)
 {
-    return load_acquire(&channel_of(queue, channel)->head) < tail;
+    return load_acquire(&queue_channel(queue, channel)->head) < tail;
 }
 
 /* ---- sleeping ---- */
@@ -42,6 +45,13 @@ static void ring(struct queue *queue)
 {
     fetch_add(&queue->bell, 1);
     syscall(SYS_futex, &queue->bell, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+void queues_ring(void)
+{
+    for (int i = 0; i < gpu_count; i++)
+        if (load_acquire(&gpus[i]->queue.driver))
+            ring(&gpus[i]->queue);
 }
 
 /* Until `when` or the bell moves on from `seen`. Errno is the program's. */
@@ -76,7 +86,7 @@ static void retire(struct queue *queue)
         uint32_t best = 0;
         for (uint32_t used = load_acquire(&proc_of(queue)->used); used; used &= used - 1) {
             uint32_t c = (uint32_t)__builtin_ctz(used);
-            struct sim_channel *channel = channel_of(queue, c);
+            struct sim_channel *channel = queue_channel(queue, c);
             uint64_t head = load_acquire(&channel->head), at = load_relaxed(&queue->retired[c]);
             if (at >= head)
                 continue;
@@ -112,13 +122,15 @@ static void look(struct queue *queue)
     retire(queue);
 }
 
-/* Under the device's mutex: the queue whose gate has begun, or -1; and when to look for the next prompt action. */
-static int find_gate(struct queue *queue, uint64_t *seq, uint64_t *next)
+struct gates { int count; uint32_t channel[SIM_CHANNELS]; uint64_t seq[SIM_CHANNELS]; };
+
+/* Under the device's mutex: the gates that have begun, and when to look for the next prompt action. */
+static void find_gates(struct queue *queue, struct gates *gates, uint64_t *next)
 {
     struct sim_proc *proc = proc_of(queue);
     for (uint32_t used = load_acquire(&proc->used); used; used &= used - 1) {
         uint32_t c = (uint32_t)__builtin_ctz(used);
-        struct sim_channel *channel = &proc->channel[c];
+        struct sim_channel *channel = queue_channel(queue, c);
         uint64_t tail = load_acquire(&channel->tail);
         if (load_acquire(&queue->pending[c]) == 0)
             continue;
@@ -128,8 +140,8 @@ static int find_gate(struct queue *queue, uint64_t *seq, uint64_t *next)
                 continue;
             if (action->gate && at == channel->head) {
                 if (channel->ring[at % SIM_DEPTH].start_ns) {
-                    *seq = at;
-                    return (int)c;
+                    gates->channel[gates->count] = c;
+                    gates->seq[gates->count++] = at;
                 }
                 break;
             }
@@ -138,6 +150,16 @@ static int find_gate(struct queue *queue, uint64_t *seq, uint64_t *next)
                 *next = when;
             break;
         }
+    }
+}
+
+/* The first that may open, or -1. */
+static int open_gate(struct queue *queue, const struct gates *gates)
+{
+    for (int i = 0; i < gates->count; i++) {
+        const struct action *action = &queue->actions[gates->channel[i]][gates->seq[i] % SIM_DEPTH];
+        if (!action->ready || action->ready(action->arg))
+            return i;
     }
     return -1;
 }
@@ -148,25 +170,36 @@ static void *driver_thread(void *arg)
     prctl(PR_SET_NAME, "cuda-driver", 0, 0, 0);
     for (;;) {
         int seen = load_acquire(&queue->bell);
-        uint64_t next = now_ns() + LOOK_NS, seq = 0;
+        uint64_t next = now_ns() + LOOK_NS;
+        struct gates gates = {.count = 0};
         sim_lock(&queue->gpu->map);
         sim_advance(&queue->gpu->map, now_ns());
-        int gate = find_gate(queue, &seq, &next);
+        find_gates(queue, &gates, &next);
         sim_unlock(&queue->gpu->map);
         retire(queue); /* all that was done before the gate began */
-        if (gate >= 0) {
+        int open = open_gate(queue, &gates);
+        if (open >= 0) {
+            uint32_t gate = gates.channel[open];
+            uint64_t seq = gates.seq[open];
             struct action action = queue->actions[gate][seq % SIM_DEPTH];
+            queue->poll_ns = 0;
             sim_thread.in_callback = true;
             action.run(action.arg, seq, 0);
             sim_thread.in_callback = false;
             sim_lock(&queue->gpu->map);
             uint64_t now = now_ns();
             sim_advance(&queue->gpu->map, now);
-            sim_open_gate(&queue->gpu->map, (uint32_t)gate, now);
+            sim_open_gate(&queue->gpu->map, gate, now);
             sim_unlock(&queue->gpu->map);
             retire(queue);
             ring(queue);
             continue;
+        }
+        if (gates.count) {
+            queue->poll_ns = queue->poll_ns * 2 < ASK_MAX_NS ? queue->poll_ns * 2 : ASK_MAX_NS;
+            queue->poll_ns = queue->poll_ns > ASK_NS ? queue->poll_ns : ASK_NS;
+            uint64_t ask = now_ns() + queue->poll_ns;
+            next = ask < next ? ask : next;
         }
         sleep_until(queue, seen, load_acquire(&queue->prompt) ? next : now_ns() + 3600ull * 1000000000u);
     }
@@ -197,7 +230,7 @@ static CUresult start_driver(struct queue *queue)
 
 static bool full(const struct queue *queue, uint32_t c)
 {
-    return channel_of(queue, c)->tail - load_acquire(&queue->retired[c]) >= SIM_DEPTH;
+    return queue_channel(queue, c)->tail - load_acquire(&queue->retired[c]) >= SIM_DEPTH;
 }
 
 static void wait_for_space(struct queue *queue, uint32_t c)
@@ -207,8 +240,8 @@ static void wait_for_space(struct queue *queue, uint32_t c)
         sim_lock(&queue->gpu->map);
         uint64_t now = now_ns();
         sim_advance(&queue->gpu->map, now);
-        uint64_t when = sim_predict(&queue->gpu->map, c, channel_of(queue, c)->head);
-        uint64_t dry = sim_predict(&queue->gpu->map, c, channel_of(queue, c)->tail - 1);
+        uint64_t when = sim_predict(&queue->gpu->map, c, queue_channel(queue, c)->head);
+        uint64_t dry = sim_predict(&queue->gpu->map, c, queue_channel(queue, c)->tail - 1);
         sim_unlock(&queue->gpu->map);
         retire(queue);
         if (!full(queue, c))
@@ -224,7 +257,7 @@ static void wait_for_space(struct queue *queue, uint32_t c)
 CUresult queue_append(struct queue *queue, uint32_t c, const struct work *work)
 {
     struct sim_proc *proc = proc_of(queue);
-    struct sim_channel *channel = &proc->channel[c];
+    struct sim_channel *channel = queue_channel(queue, c);
     if (work->action.prompt && !load_acquire(&queue->driver))
         TRY(start_driver(queue));
     pthread_mutex_lock(&queue->append);
@@ -284,7 +317,7 @@ void queue_wait(struct queue *queue, uint32_t c, uint64_t seq)
         sim_lock(&queue->gpu->map);
         uint64_t now = now_ns();
         sim_advance(&queue->gpu->map, now);
-        bool done = channel_of(queue, c)->head > seq;
+        bool done = queue_channel(queue, c)->head > seq;
         uint64_t when = done ? now : sim_predict(&queue->gpu->map, c, seq);
         sim_unlock(&queue->gpu->map);
         retire(queue);

@@ -17,7 +17,9 @@
  * ---- Memory ----
  * Device memory is host memory, reserved lazily: a device pointer can be read. Sizes are charged rounded up to 512
  * bytes (the real driver: blocks of 2 MiB); managed memory and arrays are charged when allocated, a module's variables
- * when first asked for, a context CGPU_SIM_CONTEXT_BYTES (0).
+ * when first asked for, contexts and modules as state.h says.
+ * What a pool or the graphs of a GPU keep is charged as long as they keep it. What several processes have (an exported
+ * handle, an IPC or pool pointer, external memory) is one memory, and charged once, as state.h says.
  * Bytes move when their operation is complete in device time: by a thread that synchronises, or by the driver thread,
  * which starts with the first asynchronous copy or host function.
  *
@@ -47,7 +49,7 @@
 /* ---- object.c: handles. Memory of a freed object stays readable, so a stale handle is told from a live one ---- */
 enum object_type { OBJ_CONTEXT = 1, OBJ_STREAM, OBJ_EVENT, OBJ_MODULE, OBJ_FUNCTION, OBJ_POOL, OBJ_ARRAY, OBJ_GRAPH,
                   OBJ_NODE,
-                   OBJ_EXEC, OBJ_LINK, OBJ_TYPES };
+                   OBJ_EXEC, OBJ_LINK, OBJ_MIPMAP, OBJ_EXTERNAL, OBJ_TYPES };
 struct object {
     uint32_t magic;             /* of its type while it lives */
     uint32_t type;
@@ -99,6 +101,7 @@ struct action {
     void (*run)(void *arg, uint64_t seq, uint64_t done_ns); /* once it is done in device time; NULL: nothing */
     void *arg;
     bool gate;                     /* run holds the queue; called without locks on the driver thread */
+    bool (*ready)(void *arg);      /* a gate that stays shut until this says so: asked there, again and again */
     bool prompt;                   /* the driver thread must not leave it to whoever synchronises */
 };
 struct queue {
@@ -111,6 +114,7 @@ struct queue {
     uint64_t order;
     int bell;                        /* futex: something happened in this process */
     int prompt;                      /* prompt actions and gates not run yet */
+    uint64_t poll_ns;                /* the driver thread's: until it asks a shut gate again */
     bool driver;                     /* the driver thread runs */
 };
 struct work {
@@ -126,8 +130,16 @@ bool queue_done(struct queue *queue, uint32_t channel, uint64_t seq); /* looks; 
 void queue_wait(struct queue *queue, uint32_t channel, uint64_t seq);
 void queue_wait_all(struct queue *queue);
 bool queue_idle(struct queue *queue);  /* looks */
+void queues_ring(void);                /* memory that a gate may ask after has changed */
+struct sim_channel *queue_channel(const struct queue *queue, uint32_t channel); /* once the GPU is joined */
 uint64_t queue_tail(const struct queue *queue, uint32_t channel);
 bool queue_behind(const struct queue *queue, uint32_t channel, uint64_t tail); /* not all before `tail` known done */
+
+struct graph_pool {                  /* graph_memory.c */
+    uint64_t reserved, reserved_high, used_high;
+    uint64_t unfreed;                /* allocated by launches that need not be done */
+    uint64_t hold[SIM_CHANNELS], hold_seq[SIM_CHANNELS]; /* more, until that operation is done */
+};
 
 struct gpu {
     struct sim_gpu conf;
@@ -138,6 +150,7 @@ struct gpu {
     struct CUctx_st *primary;
     unsigned primary_flags;
     struct CUmemPoolHandle_st *default_pool, *pool;
+    struct graph_pool graphs;
 };
 
 /* ---- context.c ---- */
@@ -194,14 +207,23 @@ struct CUevent_st {
     uint64_t capture_id;             /* recorded in a capture: its id and place */
     struct CUgraphNode_st **deps;
     size_t deps_count;
+    uint64_t *shared;                /* ipc_event.c: its place in memory shared with other processes, or NULL */
+    bool foreign;                    /* made by another process */
 };
 CUresult event_record(struct CUevent_st *event, struct CUstream_st *stream);
 CUresult event_wait(struct CUstream_st *stream, struct CUevent_st *event);
 void event_release(struct CUevent_st *event);
 
+/* ---- ipc_event.c: events of several processes; the state of one is that of its last record by any of them ---- */
+void ipc_event_record(struct CUevent_st *event); /* just queued */
+void ipc_event_forget(struct CUevent_st *event);
+bool ipc_event_done(struct gpu *gpu, uint64_t word);
+CUresult ipc_event_wait(struct CUstream_st *stream, struct CUevent_st *event);
+void ipc_event_sync(struct CUevent_st *event);
+
 /* ---- heap.c: addresses, and which block an address lies in ---- */
 enum block_kind { BLOCK_DEVICE, BLOCK_MANAGED, BLOCK_POOL, BLOCK_HOST, BLOCK_REGISTERED, BLOCK_MAPPING, BLOCK_GLOBAL,
-                  BLOCK_RESERVED };
+                  BLOCK_FILE, BLOCK_GRAPH, BLOCK_EXTERNAL, BLOCK_RESERVED };
 struct block {
     uint64_t base, size;             /* as asked for */
     uint64_t charged;                /* on the device */
@@ -213,7 +235,10 @@ struct block {
     struct CUctx_st *ctx;
     struct gpu *gpu;
     struct CUmemPoolHandle_st *pool;
-    struct allocation *allocation;   /* BLOCK_MAPPING */
+    struct allocation *allocation;   /* BLOCK_MAPPING, BLOCK_EXTERNAL */
+    uint64_t share;                  /* entry of the GPU's `share` that it is charged in, or 0 */
+    unsigned refs;                   /* BLOCK_FILE: opened so often */
+    bool live, orphan;               /* BLOCK_GRAPH: allocated by a launch and not freed; its node is gone */
     uint64_t offset;                 /* of the mapping in it */
     unsigned access;
     uint32_t rank;                   /* treap */
@@ -222,6 +247,8 @@ struct block {
 /* All under api_lock. */
 uint64_t space_alloc(uint64_t bytes, bool low, uint64_t *taken); /* 0: none left */
 void space_free(uint64_t base, uint64_t taken, bool low);
+/* Puts the pages of a space into a memfd, where they stay: the descriptor and the place of `base` in it; -1: cannot. */
+int space_file(uint64_t base, uint64_t taken, uint64_t *offset);
 struct block *block_insert(uint64_t base, uint64_t size, enum block_kind kind, struct CUctx_st *ctx, struct gpu *gpu);
 struct block *block_find(uint64_t address); /* not BLOCK_RESERVED */
 struct block *reservation_find(uint64_t address);
@@ -262,6 +289,8 @@ struct CUmod_st { /* also a CUlibrary */
     bool library, open;              /* open: any name is a function of it */
     struct CUfunc_st *functions;
     struct global *globals;
+    CUdeviceptr image;               /* what it takes up itself, and the id of that block; 0: nothing yet */
+    uint64_t image_id;
 };
 bool image_parse(const void *image, struct CUmod_st *module);
 struct CUfunc_st *module_function(struct CUmod_st *module, const char *name, bool add);
@@ -276,9 +305,15 @@ struct CUarray_st {
     struct object object;
     struct gpu *gpu;
     CUDA_ARRAY3D_DESCRIPTOR desc;
-    uint64_t element, charged, space;
-    uint8_t *data;
+    uint64_t element, bytes;
+    uint8_t *data;                   /* NULL: to be mapped later */
+    bool level;                      /* of a mipmapped array */
 };
+CUresult array_check(const CUDA_ARRAY3D_DESCRIPTOR *desc);
+bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *desc, uint64_t *bytes); /* false: too many */
+/* Under api_lock. The block is NULL for one to be mapped later. */
+CUresult array_memory(struct CUctx_st *ctx, const CUDA_ARRAY3D_DESCRIPTOR *desc, uint64_t bytes, struct block **block);
+struct CUarray_st *array_new(struct CUctx_st *ctx, const CUDA_ARRAY3D_DESCRIPTOR *desc, uint64_t bytes, void *data);
 struct copy { /* a box of bytes; host and device addresses alike */
     uint8_t *dst;
     const uint8_t *src;
@@ -324,6 +359,7 @@ struct node_params {
     struct CUgraph_st *child;
     CUdeviceptr dptr;
     uint64_t bytes;
+    struct memops *memops;           /* memop.h; each copy of the parameters that is kept has a reference */
 };
 /* Adds what would have been queued to the capture under way on the stream. Under api_lock. */
 CUresult capture_add(struct CUstream_st *stream, const struct node_params *params);
@@ -338,6 +374,13 @@ struct CUgraph_st *graph_new(void);
 CUresult graph_add(struct CUgraph_st *graph, const struct node_params *params, struct CUgraphNode_st *const *deps,
                    size_t count,
                    struct CUgraphNode_st **node);
+/* graph_memory.c, under api_lock */
+CUresult graph_address(struct CUctx_st *ctx, uint64_t bytes, CUdeviceptr *pointer);
+struct block *graph_block(CUdeviceptr pointer); /* that an allocation node stands for, or NULL */
+void graph_forget(CUdeviceptr pointer);
+CUresult graph_free(struct block *block, struct CUstream_st *stream);
+void graph_drop(struct block *block);
+void graph_trim_locked(struct gpu *gpu);
 extern int captures_active;          /* in this process */
 bool stream_capturing_blocked(struct CUstream_st *stream); /* legacy stream while a blocking stream captures */
 #endif

@@ -31,7 +31,7 @@ CUresult stream_new(struct CUctx_st *ctx, unsigned flags, int priority, struct C
     queue->streams[stream->channel]++;
     if (blocking)
         store_relaxed(&ctx->blocking, ctx->blocking | 1u << stream->channel);
-    store_relaxed(&ctx->gpu->map.state->proc[ctx->gpu->map.slot].channel[stream->channel].priority, stream->priority);
+    store_relaxed(&queue_channel(queue, stream->channel)->priority, stream->priority);
     *out = stream;
     return CUDA_SUCCESS;
 }

@@ -1,7 +1,6 @@
 /* vmm.c: virtual memory management. Physical memory is a stretch of one memfd of the process (a memfd a handle would
- * run into the limit of open files), mapped wherever cuMemMap says. An allocation lives as long as a handle or a
- * mapping
- * does. */
+ * run into the limit of open files), mapped wherever cuMemMap says; what is exported moves to a file of its own. An
+ * allocation lives as long as a handle or a mapping does. */
 #define _GNU_SOURCE
 #include <linux/falloc.h>
 #include <fcntl.h>
@@ -10,39 +9,69 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include "cuda/sim.h"
+#include "cuda/vmm.h"
 
-#define GRANULARITY (2ull << 20)
-
-struct allocation {
-    uint64_t magic;
-    uint64_t at, size;               /* in the memfd */
-    unsigned handles, mappings;
-    CUmemAllocationProp prop;
-    struct gpu *gpu;                 /* NULL: host memory */
-    struct allocation *next;         /* free list: a handle is the address of one of these, never returned */
-};
 #define ALLOCATION_MAGIC 0x636f6c6c616d6976ull
 
 static int backing = -1;
 static uint64_t backing_end;
-static struct allocation *unused;
+static struct allocation *unused, *bare, *shared; /* free with a stretch, free without; those with their own file */
 
-static struct allocation *allocation_of(CUmemGenericAllocationHandle handle)
+struct allocation *allocation_of(CUmemGenericAllocationHandle handle)
 {
     struct allocation *allocation = (struct allocation *)(uintptr_t)handle;
     return handle > 4096 && !(handle & 7) && allocation->magic == ALLOCATION_MAGIC && allocation->handles ? allocation
         : NULL;
 }
 
-static void drop_if_last(struct allocation *allocation)
+struct allocation *allocation_bare(void)
+{
+    struct allocation *allocation = bare;
+    if (allocation)
+        bare = allocation->next;
+    else
+        allocation = malloc(sizeof *allocation);
+    if (allocation)
+        *allocation = (struct allocation){.magic = ALLOCATION_MAGIC, .file = -1, .handles = 1};
+    return allocation;
+}
+
+static void give_bare(struct allocation *allocation)
+{
+    allocation->magic = 0;
+    allocation->next = bare;
+    bare = allocation;
+}
+
+static void unlist(struct allocation *allocation)
+{
+    struct allocation **at = &shared;
+    while (*at && *at != allocation)
+        at = &(*at)->shared;
+    if (*at)
+        *at = allocation->shared;
+}
+
+void allocation_drop_if_last(struct allocation *allocation)
 {
     if (allocation->handles || allocation->mappings)
         return;
-    fallocate(backing, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)allocation->at, (off_t)allocation->size);
-    if (allocation->gpu)
-        sim_refund(&allocation->gpu->map, allocation->size);
     allocation->magic = 0;
+    if (allocation->multicast)
+        multicast_release(allocation->multicast);
+    if (allocation->share)
+        sim_share_drop(&allocation->gpu->map, allocation->share);
+    else if (allocation->gpu && allocation->file >= 0)
+        sim_refund(&allocation->gpu->map, allocation->size);
+    if (allocation->own) {
+        unlist(allocation);
+        close(allocation->file);
+    }
+    if (allocation->own || allocation->file < 0) {
+        give_bare(allocation);
+        return;
+    }
+    fallocate(backing, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)allocation->at, (off_t)allocation->size);
     allocation->next = unused;
     unused = allocation;
 }
@@ -59,13 +88,16 @@ static struct allocation *allocation_new(uint64_t size)
         if ((*at)->size == size) {
             struct allocation *allocation = *at;
             *at = allocation->next;
+            *allocation = (struct allocation){.magic = ALLOCATION_MAGIC, .at = allocation->at, .size = size,
+                                              .file = backing, .handles = 1};
             return allocation;
         }
     }
     if (ftruncate(backing, (off_t)(backing_end + size)) < 0)
         return NULL;
-    struct allocation *allocation = calloc(1, sizeof *allocation);
+    struct allocation *allocation = allocation_bare();
     if (allocation) {
+        allocation->file = backing;
         allocation->at = backing_end;
         allocation->size = size;
         backing_end += size;
@@ -157,8 +189,8 @@ API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAl
     CHECK_INIT();
     if (!handle || !prop || !size || size % GRANULARITY || flags || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE)
-        return CUDA_ERROR_NOT_SUPPORTED; /* nothing is exported between processes */
+    if (prop->requestedHandleTypes & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED; /* neither Windows nor a fabric */
     bool device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     struct gpu *gpu = device ? gpu_of(prop->location.id) : NULL;
     if (device && !gpu)
@@ -173,9 +205,6 @@ API cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAl
     } else {
         struct allocation *allocation = allocation_new(size);
         if (allocation) {
-            allocation->magic = ALLOCATION_MAGIC;
-            allocation->handles = 1;
-            allocation->mappings = 0;
             allocation->prop = *prop;
             allocation->gpu = gpu;
             *handle = (uintptr_t)allocation;
@@ -196,7 +225,7 @@ API cuMemRelease(CUmemGenericAllocationHandle handle)
     struct allocation *allocation = allocation_of(handle);
     if (allocation) {
         allocation->handles--;
-        drop_if_last(allocation);
+        allocation_drop_if_last(allocation);
     }
     pthread_mutex_unlock(&api_lock);
     return allocation ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -240,12 +269,14 @@ API cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUd
 static CUresult map_block(CUdeviceptr pointer, size_t size, size_t offset, struct allocation *allocation)
 {
     struct block *reservation = reservation_find(pointer);
+    if (allocation && allocation->multicast && !multicast_ready(allocation->multicast))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!allocation || offset > allocation->size || size > allocation->size - offset)
         return CUDA_ERROR_INVALID_VALUE;
     if (!reservation || size > reservation->base + reservation->size - pointer || mapped_within(pointer, size))
         return CUDA_ERROR_INVALID_VALUE;
-    void *at = mmap((void *)(uintptr_t)pointer, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, backing,
-                    (off_t)(allocation->at + offset));
+    void *at = mmap((void *)(uintptr_t)pointer, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+                    allocation->file, (off_t)(allocation->at + offset));
     if (at == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     madvise(at, size, MADV_DONTDUMP);
@@ -300,10 +331,17 @@ API cuMemUnmap(CUdeviceptr pointer, size_t size)
         at += block->size;
         block_remove(block);
         allocation->mappings--;
-        drop_if_last(allocation);
+        allocation_drop_if_last(allocation);
     }
     pthread_mutex_unlock(&api_lock);
     return result;
+}
+
+static int protection(const struct block *block)
+{
+    if (block->access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        return PROT_READ | PROT_WRITE;
+    return block->access == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_NONE;
 }
 
 API cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *desc, size_t count)
@@ -321,10 +359,7 @@ API cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *desc
                 continue; /* another GPU's view of it: there is but one address space */
             block->access = desc[i].flags;
         }
-        int protection = block->access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
-                         : block->access == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
-                                                                             : PROT_NONE;
-        if (mprotect((void *)(uintptr_t)at, block->size, protection) < 0)
+        if (mprotect((void *)(uintptr_t)at, block->size, protection(block)) < 0)
             result = CUDA_ERROR_OUT_OF_MEMORY;
         at += block->size;
     }
@@ -345,4 +380,170 @@ API cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUd
             : 0;
     pthread_mutex_unlock(&api_lock);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- between processes ---- */
+
+API cuMemExportToShareableHandle(void *handle, CUmemGenericAllocationHandle allocation, CUmemAllocationHandleType type,
+                                 unsigned long long flags);
+API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *descriptor,
+                                   CUmemAllocationHandleType type);
+
+struct move { const struct allocation *allocation; int file; bool failed; };
+
+static void remap(struct block *block, void *arg)
+{
+    struct move *move = arg;
+    if (block->kind != BLOCK_MAPPING || block->allocation != move->allocation)
+        return;
+    void *at = (void *)(uintptr_t)block->base;
+    if (mmap(at, block->size, protection(block), MAP_SHARED | MAP_FIXED | MAP_NORESERVE, move->file,
+             (off_t)block->offset) == MAP_FAILED)
+        move->failed = true;
+    else
+        madvise(at, block->size, MADV_DONTDUMP);
+}
+
+/* To a file of its own, with its bytes and under every mapping of it. */
+static CUresult make_shared(struct allocation *allocation)
+{
+    struct label label = {.kind = LABEL_ALLOCATION, .prop = allocation->prop};
+    struct allocation *stretch = allocation_bare();
+    if (!stretch)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    stretch->magic = 0;
+    if (allocation->gpu) {
+        memcpy(label.uuid, allocation->gpu->conf.uuid, sizeof label.uuid);
+        if (!allocation->share && sim_share(&allocation->gpu->map, allocation->size, &allocation->share) != 0) {
+            give_bare(stretch);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        label.share = allocation->share;
+    }
+    struct move move = {.allocation = allocation, .file = shared_file_new(allocation->size, &label)};
+    copies_stop();
+    move.failed = move.file < 0 || !shared_file_copy(move.file, 0, allocation->file, allocation->at, allocation->size);
+    if (!move.failed)
+        block_each(remap, &move);
+    copies_go_on();
+    if (move.failed) { /* the entry stays: it counts the same */
+        if (move.file >= 0)
+            close(move.file);
+        give_bare(stretch);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    stretch->at = allocation->at;
+    stretch->size = allocation->size;
+    stretch->next = unused;
+    unused = stretch;
+    fallocate(backing, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)stretch->at, (off_t)stretch->size);
+    allocation->file = move.file;
+    allocation->at = 0;
+    allocation->own = true;
+    allocation->inode = shared_file_inode(move.file);
+    allocation->shared = shared;
+    shared = allocation;
+    return CUDA_SUCCESS;
+}
+
+/* The descriptor is the program's, and keeps the bytes but counts as nothing. */
+API cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                                 unsigned long long flags)
+{
+    CHECK_INIT();
+    if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&api_lock);
+    struct allocation *allocation = allocation_of(handle);
+    CUresult result = allocation && (allocation->prop.requestedHandleTypes & type) ? CUDA_SUCCESS
+                                                                                  : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && !allocation->own)
+        result = make_shared(allocation);
+    if (result == CUDA_SUCCESS) {
+        int descriptor = fcntl(allocation->file, F_DUPFD_CLOEXEC, 3);
+        if (descriptor < 0)
+            result = CUDA_ERROR_OPERATING_SYSTEM;
+        else
+            *(int *)out = descriptor;
+    }
+    pthread_mutex_unlock(&api_lock);
+    return result;
+}
+
+struct allocation *allocation_of_file(int file, const struct label *label, struct gpu *gpu)
+{
+    struct allocation *allocation = allocation_bare();
+    if (!allocation)
+        return NULL;
+    if (label->devices && !(allocation->multicast = multicast_open(file, label))) {
+        give_bare(allocation);
+        return NULL;
+    }
+    allocation->file = file;
+    allocation->own = true;
+    allocation->size = label->size;
+    allocation->inode = shared_file_inode(file);
+    allocation->share = gpu ? label->share : 0;
+    allocation->prop = label->prop;
+    allocation->gpu = gpu;
+    if (gpu)
+        allocation->prop.location.id = gpu->ordinal; /* which may have another number here */
+    allocation->shared = shared;
+    shared = allocation;
+    return allocation;
+}
+
+static CUresult adopt(int descriptor, const struct label *label, struct allocation **out)
+{
+    static const uint8_t host[16];
+    struct gpu *gpu = gpu_of_uuid(label->uuid);
+    if (!gpu && memcmp(label->uuid, host, sizeof host) != 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (gpu)
+        TRY(gpu_join(gpu));
+    int file = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
+    if (file < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    if (gpu && sim_share_hold(&gpu->map, label->share, label->size) != 0) {
+        close(file);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = allocation_of_file(file, label, gpu);
+    if (*out)
+        return CUDA_SUCCESS;
+    if (gpu)
+        sim_share_drop(&gpu->map, label->share);
+    close(file);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult allocation_import(int descriptor, struct allocation **out)
+{
+    struct label label;
+    if (!shared_file_label(descriptor, LABEL_ALLOCATION, &label))
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t inode = shared_file_inode(descriptor);
+    for (struct allocation *allocation = shared; allocation; allocation = allocation->shared) {
+        if (allocation->inode == inode) { /* this process has it: one more handle */
+            allocation->handles++;
+            *out = allocation;
+            return CUDA_SUCCESS;
+        }
+    }
+    return adopt(descriptor, &label, out);
+}
+
+API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *descriptor,
+                                   CUmemAllocationHandleType type)
+{
+    struct allocation *allocation;
+    CHECK_INIT();
+    if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&api_lock);
+    CUresult result = allocation_import((int)(intptr_t)descriptor, &allocation);
+    if (result == CUDA_SUCCESS)
+        *handle = (uintptr_t)allocation;
+    pthread_mutex_unlock(&api_lock);
+    return result;
 }

@@ -303,6 +303,37 @@ API nvmlDeviceGetHandleByPciBusId(const char *id, nvmlDevice_t *device)
     return find(same_bus, id, device);
 }
 
+/* All GPUs are each other's nearest, and every CPU's. */
+static nvmlReturn_t others(nvmlDevice_t device, unsigned int *count, nvmlDevice_t *out)
+{
+    unsigned int room = *count, n = 0;
+    for (unsigned int i = 0; i < device_count; i++)
+        if (&devices[i] != device) {
+            if (out && n < room)
+                out[n] = &devices[i];
+            n++;
+        }
+    *count = out && n > room ? room : n;
+    return NVML_SUCCESS;
+}
+
+API nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, int level, unsigned int *count, nvmlDevice_t *out);
+API nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *out);
+
+API nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, int level, unsigned int *count, nvmlDevice_t *out)
+{
+    (void)level;
+    TRY(nvml_device(device, count));
+    return others(device, count, out);
+}
+
+API nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *out)
+{
+    (void)cpu;
+    TRY(ready(count));
+    return others(NULL, count, out);
+}
+
 /* ---- identity ---- */
 
 API nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length);

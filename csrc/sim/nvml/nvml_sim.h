@@ -26,4 +26,8 @@ nvmlReturn_t nvml_device(nvmlDevice_t device, const void *out);
 /* Locks its shared state, brought up to now and the dead gone. */
 nvmlReturn_t nvml_lock(nvmlDevice_t device);
 void nvml_unlock(nvmlDevice_t device);
+
+/* Processes with a context, at most SIM_PROCS; pids as this process counts them, and none that it does not see. */
+struct nvml_process { unsigned int pid; uint64_t used; };
+nvmlReturn_t nvml_processes(nvmlDevice_t device, struct nvml_process *list, unsigned int *count);
 #endif

@@ -36,11 +36,9 @@ API nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
     return NVML_SUCCESS;
 }
 
-/* ---- processes: those with a context; pids as this process counts them, and none that it does not see ---- */
+/* ---- processes ---- */
 
-struct process { unsigned int pid; uint64_t used, busy_ns; uint32_t slot; };
-
-static nvmlReturn_t processes(nvmlDevice_t device, struct process *list, unsigned int *count)
+nvmlReturn_t nvml_processes(nvmlDevice_t device, struct nvml_process *list, unsigned int *count)
 {
     TRY(nvml_lock(device));
     const struct sim_state *state = device->map.state;
@@ -48,7 +46,7 @@ static nvmlReturn_t processes(nvmlDevice_t device, struct process *list, unsigne
     for (uint32_t i = 0; i < state->slots; i++) {
         int pid = sim_pid(&device->map, (int)i);
         if (pid > 0)
-            list[n++] = (struct process){(unsigned)pid, state->proc[i].mem_used, state->proc[i].busy_ns, i};
+            list[n++] = (struct nvml_process){(unsigned)pid, state->proc[i].mem_used};
     }
     nvml_unlock(device);
     *count = n;
@@ -58,10 +56,10 @@ static nvmlReturn_t processes(nvmlDevice_t device, struct process *list, unsigne
 /* *count: room in, number out; too little room: how much it would take. */
 static nvmlReturn_t running(nvmlDevice_t device, unsigned int *count, void *infos, bool v1)
 {
-    struct process list[SIM_PROCS];
+    struct nvml_process list[SIM_PROCS];
     unsigned int n, room;
     TRY(nvml_device(device, count));
-    TRY(processes(device, list, &n));
+    TRY(nvml_processes(device, list, &n));
     room = *count;
     *count = n;
     if (n > room)
@@ -101,6 +99,26 @@ NOBODY(nvmlDeviceGetMPSComputeRunningProcesses)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3)
 
+API nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list);
+
+API nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *list)
+{
+    struct nvml_process found[SIM_PROCS];
+    unsigned int n = 0;
+    TRY(nvml_device(device, list));
+    if (list->version != NVML_VERSION(nvmlProcessDetailList_t, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (list->mode == NVML_PROCESS_MODE_COMPUTE)
+        TRY(nvml_processes(device, found, &n));
+    unsigned int room = list->numProcArrayEntries;
+    list->numProcArrayEntries = n;
+    if (n > room || (n && !list->procArray))
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    for (unsigned int i = 0; i < n; i++)
+        list->procArray[i] = (nvmlProcessDetail_v1_t){found[i].pid, found[i].used, ~0u, ~0u, 0};
+    return NVML_SUCCESS;
+}
+
 /* ---- utilization: share of the last second or so that the engine was busy ---- */
 
 static uint64_t window_start(const struct sim_state *state, uint64_t *at)
@@ -135,6 +153,17 @@ API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utiliz
         gpu = percent(state->busy_ns - state->sample_busy[at], state->now_ns - start);
     nvml_unlock(device);
     *utilization = (nvmlUtilization_t){.gpu = (unsigned int)gpu, .memory = (unsigned int)gpu / 2};
+    return NVML_SUCCESS;
+}
+
+API nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamicPstatesInfo_t *info);
+
+API nvmlDeviceGetDynamicPstatesInfo(nvmlDevice_t device, nvmlGpuDynamicPstatesInfo_t *info)
+{
+    nvmlUtilization_t now;
+    TRY(nvml_device(device, info));
+    TRY(nvmlDeviceGetUtilizationRates(device, &now));
+    *info = (nvmlGpuDynamicPstatesInfo_t){.utilization = {{1, now.gpu, 0, 0}, {1, now.memory, 0, 0}}};
     return NVML_SUCCESS;
 }
 

@@ -9,13 +9,16 @@
 #include "shared/state.h"
 
 #define DEFAULT_DIR  "/run/cgpud/sim"
+#define INSIDE_DIR   "/usr/local/cgpu/sim" /* where a container has it */
 #define DEFAULT_UUID "GPU-5c6b0000-5117-4000-8000-000000000000"
 #define DEFAULT_NAME "Simulated GPU"
 
 const char *sim_dir(void)
 {
     const char *dir = getenv("CGPU_SIM_DIR");
-    return dir && *dir ? dir : DEFAULT_DIR;
+    if (dir && *dir)
+        return dir;
+    return access(INSIDE_DIR, F_OK) == 0 ? INSIDE_DIR : DEFAULT_DIR;
 }
 
 static bool digits(const char **text, uint64_t *value)
@@ -89,6 +92,21 @@ static void uuid_text(const uint8_t uuid[16], char text[41])
     *at = 0;
 }
 
+/* `NAME=NUMBER ` before the GPU's name; leaves *at where it was when there is none. */
+static bool option(const char **at, const char *end, const char *name, uint64_t *value)
+{
+    size_t length = strlen(name);
+    const char *number = *at + length;
+    if ((size_t)(end - *at) <= length || memcmp(*at, name, length) != 0)
+        return true;
+    if (!digits(&number, value) || number > end || (number < end && *number != ' '))
+        return false;
+    while (number < end && *number == ' ')
+        number++;
+    *at = number;
+    return true;
+}
+
 static bool parse_line(const char *line, const char *end, struct sim_gpu *gpu)
 {
     const char *at = line;
@@ -100,6 +118,9 @@ static bool parse_line(const char *line, const char *end, struct sim_gpu *gpu)
         return false;
     while (at < end && *at == ' ')
         at++;
+    gpu->context_bytes = gpu->module_bytes = 0;
+    if (!option(&at, end, "context=", &gpu->context_bytes) || !option(&at, end, "module=", &gpu->module_bytes))
+        return false;
     size_t length = (size_t)(end - at);
     if (length == 0) {
         at = DEFAULT_NAME;

@@ -18,9 +18,10 @@ static void finish(struct sim_proc *proc, struct sim_channel *channel, struct si
 }
 
 /* Whether the head of the channel is done at `now`. Lowers *next to when it may be, where time alone will tell. */
-static bool settle_head(struct sim_proc *proc, struct sim_channel *channel, struct sim_op *op, uint64_t now,
+static bool settle_head(struct sim_state *state, int slot, struct sim_channel *channel, struct sim_op *op, uint64_t now,
                         uint64_t *next)
 {
+    struct sim_proc *proc = &state->proc[slot];
     if (op->queued_ns > now) { /* somebody advanced while it was on its way */
         if (op->queued_ns < *next)
             *next = op->queued_ns;
@@ -39,7 +40,7 @@ static bool settle_head(struct sim_proc *proc, struct sim_channel *channel, stru
         finish(proc, channel, op, now);
         return true;
     case SIM_WAIT:
-        if (load_acquire(&proc->channel[op->dep % SIM_CHANNELS].head) <= op->dep_seq)
+        if (load_acquire(&state->queues[slot].channel[op->dep % SIM_CHANNELS].head) <= op->dep_seq)
             return false;
         op->start_ns = now;
         finish(proc, channel, op, now);
@@ -62,8 +63,10 @@ static bool settle_head(struct sim_proc *proc, struct sim_channel *channel, stru
 }
 
 /* Completes what is complete at `now`, and picks the kernel that the process would run. */
-static struct ready settle(struct sim_proc *proc, uint64_t now, uint64_t *next)
+static struct ready settle(struct sim_state *state, int slot, uint64_t now, uint64_t *next)
 {
+    struct sim_proc *proc = &state->proc[slot];
+    struct sim_channel *channels = state->queues[slot].channel;
     struct ready ready = {0, false};
     bool again = true;
     if (load_acquire(&proc->queued) == proc->completed)
@@ -71,16 +74,16 @@ static struct ready settle(struct sim_proc *proc, uint64_t now, uint64_t *next)
     while (again) {
         again = false;
         for (uint32_t used = load_acquire(&proc->used); used; used &= used - 1) {
-            struct sim_channel *channel = &proc->channel[__builtin_ctz(used)];
+            struct sim_channel *channel = &channels[__builtin_ctz(used)];
             uint64_t tail = load_acquire(&channel->tail);
-            while (channel->head < tail && settle_head(proc, channel, op_at(channel, channel->head), now, next))
+            while (channel->head < tail && settle_head(state, slot, channel, op_at(channel, channel->head), now, next))
                 again = true; /* another channel may have waited for it */
         }
     }
     const struct sim_op *best = NULL;
     for (uint32_t used = load_acquire(&proc->used); used; used &= used - 1) {
         uint32_t c = (uint32_t)__builtin_ctz(used);
-        struct sim_channel *channel = &proc->channel[c];
+        struct sim_channel *channel = &channels[c];
         if (channel->head >= load_acquire(&channel->tail))
             continue;
         const struct sim_op *op = op_at(channel, channel->head);
@@ -88,7 +91,7 @@ static struct ready settle(struct sim_proc *proc, uint64_t now, uint64_t *next)
             continue;
         bool better = !best || (best->start_ns == 0 && op->start_ns != 0);
         if (best && best->start_ns == 0 && op->start_ns == 0) {
-            int32_t mine = load_relaxed(&channel->priority), its = load_relaxed(&proc->channel[ready.channel].priority);
+            int32_t mine = load_relaxed(&channel->priority), its = load_relaxed(&channels[ready.channel].priority);
             better = mine < its || (mine == its && op->order < best->order);
         }
         if (better) {
@@ -117,7 +120,7 @@ static void sample(struct sim_state *state, uint64_t now)
     uint64_t at = state->sample_seq % SIM_SAMPLES;
     state->sample_ns[at] = now;
     state->sample_busy[at] = state->busy_ns;
-    for (uint32_t i = 0; i < state->slots; i++)
+    for (int i = sim_live(state, 0); i >= 0; i = sim_live(state, i + 1))
         state->proc[i].samples[at] = state->proc[i].busy_ns;
     state->sample_seq++;
 }
@@ -138,16 +141,16 @@ static void step(struct sim_map *map, uint64_t limit, uint64_t real_now)
     int after = -1;
     int current = state->current >= 0 && state->current < (int)state->slots ? state->current : -1;
 
-    for (uint32_t i = 1; i <= state->slots; i++) { /* round robin: those after the current one first, itself last */
-        int slot = (int)(((uint32_t)(current + (int)i)) % state->slots);
-        if (state->proc[slot].state != SIM_LIVE)
-            continue;
-        struct ready ready = settle(&state->proc[slot], now, &next);
-        if (slot == current)
-            mine = ready;
-        else if (ready.any && after < 0 && lives(map, slot, real_now)) {
-            after = slot;
-            other = ready;
+    for (int pass = 0; pass < 2; pass++) { /* round robin: those after the current one first, itself last */
+        for (int slot = sim_live(state, pass ? 0 : current + 1); slot >= 0 && (!pass || slot <= current);
+             slot = sim_live(state, slot + 1)) {
+            struct ready ready = settle(state, slot, now, &next);
+            if (slot == current)
+                mine = ready;
+            else if (ready.any && after < 0 && lives(map, slot, real_now)) {
+                after = slot;
+                other = ready;
+            }
         }
     }
     if (after >= 0 && (!mine.any || now >= state->turn_end_ns)) {
@@ -164,7 +167,7 @@ static void step(struct sim_map *map, uint64_t limit, uint64_t real_now)
         return;
     }
     struct sim_proc *proc = &state->proc[current];
-    struct sim_channel *channel = &proc->channel[mine.channel];
+    struct sim_channel *channel = &state->queues[current].channel[mine.channel];
     struct sim_op *op = op_at(channel, channel->head);
     uint64_t run = next - now;
     if (run > op->left_ns)
@@ -183,8 +186,8 @@ static void step(struct sim_map *map, uint64_t limit, uint64_t real_now)
 
 static bool anything_queued(const struct sim_state *state)
 {
-    for (uint32_t i = 0; i < state->slots; i++)
-        if (state->proc[i].state == SIM_LIVE && load_acquire(&state->proc[i].queued) != state->proc[i].completed)
+    for (int i = sim_live(state, 0); i >= 0; i = sim_live(state, i + 1))
+        if (load_acquire(&state->proc[i].queued) != state->proc[i].completed)
             return true;
     return false;
 }
@@ -194,11 +197,9 @@ void sim_advance(struct sim_map *map, uint64_t now)
     struct sim_state *state = map->state;
     uint64_t next = 0;
     while (state->now_ns < now) {
-        if (!anything_queued(state)) { /* samples of an idle device need no steps: jump near the end */
-            if (next_sample(state) + SIM_SAMPLES * (uint64_t)SIM_SAMPLE_NS < now) {
-                sample(state, state->now_ns);
-                state->now_ns = now - SIM_SAMPLES * (uint64_t)SIM_SAMPLE_NS;
-            }
+        if (next_sample(state) + SIM_SAMPLES * (uint64_t)SIM_SAMPLE_NS < now && !anything_queued(state)) {
+            sample(state, state->now_ns); /* samples of an idle device need no steps: jump near the end */
+            state->now_ns = now - SIM_SAMPLES * (uint64_t)SIM_SAMPLE_NS;
         }
         uint64_t boundary = next_sample(state);
         if (boundary <= state->now_ns) {
@@ -208,13 +209,22 @@ void sim_advance(struct sim_map *map, uint64_t now)
         step(map, boundary < now ? boundary : now, now);
     }
     if (map->slot >= 0) /* what ends exactly now */
-        settle(&state->proc[map->slot], state->now_ns, &next);
+        settle(state, map->slot, state->now_ns, &next);
+}
+
+bool sim_done(struct sim_map *map, int slot, uint32_t generation, uint32_t c, uint64_t seq)
+{
+    struct sim_state *state = map->state;
+    struct sim_proc *proc = &state->proc[slot];
+    if (proc->state != SIM_LIVE || proc->generation != generation)
+        return true;
+    return load_acquire(&state->queues[slot].channel[c].head) > seq || !lives(map, slot, now_ns());
 }
 
 void sim_open_gate(struct sim_map *map, uint32_t c, uint64_t now)
 {
     struct sim_proc *proc = &map->state->proc[map->slot];
-    struct sim_channel *channel = &proc->channel[c];
+    struct sim_channel *channel = &map->state->queues[map->slot].channel[c];
     struct sim_op *op = op_at(channel, channel->head);
     if (channel->head < load_acquire(&channel->tail) && op->kind == SIM_GATE)
         finish(proc, channel, op, now < map->state->now_ns ? map->state->now_ns : now);
@@ -223,13 +233,14 @@ void sim_open_gate(struct sim_map *map, uint32_t c, uint64_t now)
 /* ---- prediction ---- */
 
 /* Engine time that the process could use, no more than `enough`. */
-static uint64_t backlog(struct sim_proc *proc, uint64_t enough)
+static uint64_t backlog(struct sim_state *state, int slot, uint64_t enough)
 {
+    struct sim_proc *proc = &state->proc[slot];
     uint64_t sum = 0;
     if (load_acquire(&proc->queued) == proc->completed)
         return 0;
     for (uint32_t used = load_acquire(&proc->used); used; used &= used - 1) {
-        struct sim_channel *channel = &proc->channel[__builtin_ctz(used)];
+        struct sim_channel *channel = &state->queues[slot].channel[__builtin_ctz(used)];
         uint64_t tail = load_acquire(&channel->tail);
         for (uint64_t seq = channel->head; seq < tail && sum < enough; seq++) {
             const struct sim_op *op = op_at(channel, seq);
@@ -243,9 +254,9 @@ static uint64_t backlog(struct sim_proc *proc, uint64_t enough)
 }
 
 /* Time until the operation is done if the engine were ours alone; NEVER behind a gate. */
-static uint64_t own_time(struct sim_proc *proc, uint32_t c, uint64_t seq, uint64_t now, int depth)
+static uint64_t own_time(struct sim_channel *channels, uint32_t c, uint64_t seq, uint64_t now, int depth)
 {
-    struct sim_channel *channel = &proc->channel[c];
+    struct sim_channel *channel = &channels[c];
     uint64_t sum = 0, tail = load_acquire(&channel->tail);
     for (uint64_t at = channel->head; at <= seq && at < tail; at++) {
         const struct sim_op *op = op_at(channel, at);
@@ -260,9 +271,9 @@ static uint64_t own_time(struct sim_proc *proc, uint32_t c, uint64_t seq, uint64
         }
         case SIM_WAIT: {
             uint32_t dep = op->dep % SIM_CHANNELS;
-            if (depth > 8 || load_acquire(&proc->channel[dep].head) > op->dep_seq)
+            if (depth > 8 || load_acquire(&channels[dep].head) > op->dep_seq)
                 break;
-            uint64_t until = own_time(proc, dep, op->dep_seq, now, depth + 1);
+            uint64_t until = own_time(channels, dep, op->dep_seq, now, depth + 1);
             if (until == NEVER)
                 return NEVER;
             if (until > sum)
@@ -281,13 +292,12 @@ static uint64_t own_time(struct sim_proc *proc, uint32_t c, uint64_t seq, uint64
 uint64_t sim_predict(struct sim_map *map, uint32_t channel, uint64_t seq)
 {
     struct sim_state *state = map->state;
-    struct sim_proc *proc = &state->proc[map->slot];
-    uint64_t now = state->now_ns, own = own_time(proc, channel, seq, now, 0);
+    uint64_t now = state->now_ns, own = own_time(state->queues[map->slot].channel, channel, seq, now, 0);
     if (own == NEVER)
         return NEVER;
     bool contended = false;
-    for (uint32_t i = 0; i < state->slots && !contended; i++)
-        contended = (int)i != map->slot && state->proc[i].state == SIM_LIVE && backlog(&state->proc[i], 1);
+    for (int i = sim_live(state, 0); i >= 0 && !contended; i = sim_live(state, i + 1))
+        contended = i != map->slot && backlog(state, i, 1);
     if (!contended)
         return now + own;
     if (state->current == map->slot) { /* up to the end of our turn; then we look again */
@@ -297,7 +307,7 @@ uint64_t sim_predict(struct sim_map *map, uint32_t channel, uint64_t seq)
     uint64_t wait = 0;
     if (state->current >= 0 && state->current < (int)state->slots) {
         uint64_t left = state->turn_end_ns > now ? state->turn_end_ns - now : 0;
-        wait = backlog(&state->proc[state->current], left);
+        wait = backlog(state, state->current, left);
     }
     return now + wait + (own < SIM_TURN_NS ? own : SIM_TURN_NS);
 }

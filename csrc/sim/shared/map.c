@@ -1,4 +1,4 @@
-/* map.c: opening a simulated GPU, taking a slot, telling the living from the dead, and the bytes each process holds. */
+/* map.c: opening a simulated GPU, taking a slot, telling the living from the dead. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -114,10 +114,9 @@ static int resize(struct sim_map *map, uint64_t bytes)
     int result = 0;
     sim_lock(map);
     sim_reap(map);
-    for (uint32_t i = 0; i < map->state->slots; i++)
-        if (map->state->proc[i].state == SIM_LIVE && map->state->total != bytes)
-            result = -EBUSY;
-    if (!result)
+    if (sim_live(map->state, 0) >= 0 && map->state->total != bytes)
+        result = -EBUSY;
+    else
         map->state->total = bytes;
     sim_unlock(map);
     return result;
@@ -167,15 +166,19 @@ static void repair(struct sim_map *map)
     struct sim_state *state = map->state;
     if (state->slots > SIM_PROCS)
         state->slots = SIM_PROCS;
+    memset(state->live, 0, sizeof state->live);
     for (uint32_t i = 0; i < state->slots; i++) {
         struct sim_proc *proc = &state->proc[i];
         uint64_t completed = 0;
+        if (proc->state != SIM_LIVE)
+            continue;
+        state->live[i / 64] |= 1ull << i % 64;
         proc->looked_ns = 0;
-        for (uint32_t c = 0; c < SIM_CHANNELS; c++)
-            if (proc->used >> c & 1)
-                completed += proc->channel[c].head;
+        for (uint32_t used = load_acquire(&proc->used); used; used &= used - 1)
+            completed += state->queues[i].channel[__builtin_ctz(used)].head;
         proc->completed = completed;
     }
+    sim_share_repair(state);
     state->current = -1;
     sim_reap(map);
 }
@@ -255,14 +258,18 @@ int sim_pid(struct sim_map *map, int slot)
     return 0;
 }
 
-static void empty(struct sim_state *state, int slot)
+/* Whoever stops in the middle leaves a live slot of a dead process: it is emptied again. */
+void sim_empty(struct sim_state *state, int slot)
 {
     struct sim_proc *proc = &state->proc[slot];
-    for (uint32_t c = 0; c < SIM_CHANNELS; c++)
-        if (proc->used >> c & 1)
-            store_release(&proc->channel[c].head, load_acquire(&proc->channel[c].tail));
-    proc->mem_used = 0;
+    for (uint32_t used = proc->used; used; used &= used - 1) {
+        struct sim_channel *channel = &state->queues[slot].channel[__builtin_ctz(used)];
+        store_release(&channel->head, load_acquire(&channel->tail));
+    }
+    proc->mem_used = proc->mem_own = 0;
+    sim_share_leave(state, slot);
     store_release(&proc->state, SIM_DEAD);
+    state->live[slot / 64] &= ~(1ull << slot % 64);
     if (state->current == slot)
         state->current = -1;
     state->reaped++;
@@ -270,85 +277,71 @@ static void empty(struct sim_state *state, int slot)
 
 void sim_reap(struct sim_map *map)
 {
-    for (uint32_t i = 0; i < map->state->slots; i++)
-        if (map->state->proc[i].state == SIM_LIVE && sim_pid(map, (int)i) == 0)
-            empty(map->state, (int)i);
+    for (int i = sim_live(map->state, 0); i >= 0; i = sim_live(map->state, i + 1))
+        if (sim_pid(map, i) == 0)
+            sim_empty(map->state, i);
+}
+
+/* A few of the slots, in turn: what comes in makes room for what comes later, and pays no more for a full GPU. */
+static void sweep(struct sim_map *map)
+{
+    struct sim_state *state = map->state;
+    for (int n = 0; n < SIM_SWEEP; n++) {
+        int slot = sim_live(state, (int)(state->sweep % SIM_PROCS));
+        if (slot < 0) {
+            state->sweep = 0;
+            break;
+        }
+        if (sim_pid(map, slot) == 0)
+            sim_empty(state, slot);
+        state->sweep = (uint32_t)slot + 1;
+    }
+}
+
+/* The first free slot whose lock can be had: its last process may have let go of it, but not be gone yet. */
+static int take_slot(struct sim_map *map)
+{
+    for (int slot = 0; slot < SIM_PROCS; slot++) {
+        struct flock lock = lock_of(slot, F_WRLCK);
+        if (map->state->proc[slot].state != SIM_LIVE && fcntl(map->alive, F_SETLK, &lock) == 0)
+            return slot;
+    }
+    return -1;
 }
 
 int sim_join(struct sim_map *map)
 {
     struct sim_state *state = map->state;
     struct identity self = identity_of_self();
-    int result = -EAGAIN;
     if (map->slot >= 0)
         return 0;
     sim_lock(map);
     sim_advance(map, now_ns()); /* the dead's last device time is theirs */
-    sim_reap(map);
-    for (int slot = 0; slot < SIM_PROCS; slot++) {
+    sweep(map);
+    int slot = take_slot(map);
+    if (slot < 0) {
+        sim_reap(map);
+        slot = take_slot(map);
+    }
+    if (slot >= 0) {
         struct sim_proc *proc = &state->proc[slot];
-        struct flock lock = lock_of(slot, F_WRLCK);
-        if (proc->state == SIM_LIVE)
-            continue;
-        if (fcntl(map->alive, F_SETLK, &lock) < 0)
-            continue; /* died between taking the lock and filling the slot, and is not gone yet */
-        proc->pid = (uint32_t)getpid();
-        proc->pid_ns = self.pid_ns;
-        proc->start_ticks = self.start_ticks;
-        proc->busy_ns = proc->mem_used = proc->queued = proc->completed = 0;
-        proc->used = 0;
-        memset(proc->samples, 0, sizeof proc->samples);
-        for (int c = 0; c < SIM_CHANNELS; c++)
-            if (proc->channel[c].tail)
-                proc->channel[c].head = proc->channel[c].tail = 0;
-        proc->looked_ns = 0;
+        for (uint32_t used = proc->used; used; used &= used - 1) {
+            struct sim_channel *channel = &state->queues[slot].channel[__builtin_ctz(used)];
+            channel->head = channel->tail = 0;
+        }
+        *proc = (struct sim_proc){.pid = (uint32_t)getpid(), .pid_ns = self.pid_ns, .start_ticks = self.start_ticks,
+                                  .generation = proc->generation + 1};
         if (state->slots <= (uint32_t)slot)
             state->slots = (uint32_t)slot + 1;
         map->slot = slot;
         store_release(&proc->state, SIM_LIVE);
-        result = 0;
-        break;
+        state->live[slot / 64] |= 1ull << slot % 64;
     }
     sim_unlock(map);
-    return result;
+    return slot < 0 ? -EAGAIN : 0;
 }
 
 void sim_forget(struct sim_map *map)
 {
     map->slot = -1;
-}
-
-/* ---- memory ---- */
-
-uint64_t sim_used(const struct sim_state *state)
-{
-    uint64_t used = 0;
-    for (uint32_t i = 0; i < state->slots; i++)
-        if (state->proc[i].state == SIM_LIVE)
-            used += state->proc[i].mem_used;
-    return used;
-}
-
-int sim_charge(struct sim_map *map, uint64_t bytes)
-{
-    struct sim_state *state = map->state;
-    int result = 0;
-    if (bytes > state->total)
-        return -ENOMEM;
-    sim_lock(map);
-    if (sim_used(state) + bytes > state->total)
-        sim_reap(map);
-    if (sim_used(state) + bytes > state->total)
-        result = -ENOMEM;
-    else
-        state->proc[map->slot].mem_used += bytes;
-    sim_unlock(map);
-    return result;
-}
-
-void sim_refund(struct sim_map *map, uint64_t bytes)
-{
-    sim_lock(map);
-    map->state->proc[map->slot].mem_used -= bytes;
-    sim_unlock(map);
 }

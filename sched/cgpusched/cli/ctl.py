@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from cgpusched.cli import link
+from cgpusched.cli import engines, link
 from cgpusched.errors import UserError
 from cgpusched.model import MAX_INST_LIMIT
 from cgpusched.units import format_size, parse_integer, parse_size
@@ -74,12 +75,16 @@ def build_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser(
         "run", help="run CMD in an instance of its own, or in the one --id names",
-        usage="cgpuctl run [--gpu N[,N]] [--mem SIZE[,SIZE]] [--weight W] [--highprio] [--id ID] [--] CMD [ARG ...]",
+        usage="cgpuctl run [--gpu N[,N]] [--mem SIZE[,SIZE]] [--weight W] [--highprio] [--id ID] "
+              "[--cover auto|always|never] [--] CMD [ARG ...]",
         description="Runs CMD in an instance that goes away with its last process. Exit status: CMD's own; 125 when "
                     "cgpuctl failed, 126 when CMD cannot be executed, 127 when it is not found.")
     run.__class__ = _RunParser
     _add_share(run)
     run.add_argument("--id", metavar="ID", help="the instance to join; made if there is none of that name")
+    run.add_argument("--cover", choices=("auto", "always", "never"), default="auto",
+                     help="whether CMD finds our libraries in the place of the driver's own files, too, in a mount "
+                          "namespace of its own (default: where this user may)")
     run.add_argument("cmd", nargs=argparse.REMAINDER, metavar="CMD", help="what to run, with its arguments")
     run.set_defaults(handler=_run, parser=run)
 
@@ -95,6 +100,8 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="show the instances")
     listing.add_argument("--json", action="store_true", help="as JSON")
     listing.set_defaults(handler=_list, parser=listing)
+
+    engines.add(commands)
     return parser
 
 
@@ -107,6 +114,24 @@ def environment(reply: dict[str, Any], old: dict[str, str]) -> dict[str, str]:
     return new
 
 
+def _cover(lib: Path, wish: str, library_path: str) -> None:
+    """Mounts the proxies over the driver's own files, for this process. UserError: it must be, and cannot."""
+    from cgpusched.driver import cover  # no other command needs it
+
+    folders = tuple(Path(folder) for folder in library_path.split(":") if folder.startswith("/"))
+    try:
+        driver = cover.installed(lib)
+        if driver is not None:
+            cover.enter(cover.plan(lib, driver, more=folders), lib)
+    except OSError as error:
+        reason = f"run: the driver's own files stay uncovered: {error.filename}: {error.strerror}"
+        if wish == "always":
+            raise UserError(reason) from None
+        expected = isinstance(error, PermissionError | FileNotFoundError)  # not root; proxies of an older version
+        if not expected or os.environ.get("CGPU_LOG_LEVEL") in ("info", "debug"):
+            print(f"cgpuctl: {reason}", file=sys.stderr)
+
+
 def _run(args: argparse.Namespace) -> int:
     cmd = args.cmd[1:] if args.cmd[:1] == ["--"] else args.cmd
     if not cmd:
@@ -117,6 +142,8 @@ def _run(args: argparse.Namespace) -> int:
     if not os.access(library, os.R_OK):  # the loader would pass it over, and take the node's own
         raise UserError(f"run: {library} cannot be read: CMD would run without its limits")
     env = environment(reply, dict(os.environ))
+    if args.cover != "never":
+        _cover(Path(reply["lib_dir"]), args.cover, os.environ.get("LD_LIBRARY_PATH", ""))
     # From here on this process is CMD's: the kernel carries exit status and signals, and its end ends the instance.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec hands that on
         signal.signal(number, signal.SIG_DFL)
@@ -148,12 +175,12 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     rows = [("ID", "GPU", "MEMSIZE", "WEIGHT", "HIGHPRIO", "PROCESSES", "OWNER", "LIFE")]
     for instance in instances:
+        ends = (str(instance["processes"]), str(instance["owner"]), "run" if instance["ephemeral"] else "kept")
         for share in instance["gpus"]:
-            rows.append((
-                instance["id"], str(share["gpu"]), format_size(share["memsize"]), str(share["weight"]),
-                str(int(share["highprio"])), str(instance["processes"]), str(instance["owner"]),
-                "run" if instance["ephemeral"] else "kept",
-            ))  # fmt: skip
+            has = (format_size(share["memsize"]), str(share["weight"]), str(int(share["highprio"])))
+            rows.append((instance["id"], str(share["gpu"]), *has, *ends))
+        for gpu in instance.get("native", ()):  # a daemon from before mixed mode is silent about them
+            rows.append((instance["id"], str(gpu), "native", "-", "-", *ends))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

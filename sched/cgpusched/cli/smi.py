@@ -17,7 +17,10 @@ DOUBLE = "+===+================+==========+================+====================
 
 
 def table(status: dict[str, Any]) -> str:
-    """The table of a ``status`` answer. Columns and widths are the original's: scripts cut by position."""
+    """The table of a ``status`` answer. Columns and widths are the original's: scripts cut by position.
+
+    What the audit found stands below it, a line an instance.
+    """
     product = "cgpufs, simulated device" if status["simulated"] else "cgpufs"
     lines = [f"|  {product:<37}cgpufs Version:  {status['version']}", RULE, HEADER, DOUBLE]
     for gpu in status["gpus"]:
@@ -29,7 +32,23 @@ def table(status: dict[str, Any]) -> str:
             )
     if lines[-1] != DOUBLE:
         lines.append(RULE)
+    for gpu in status["gpus"]:
+        for one in gpu["instances"]:
+            if found := findings(one):
+                lines.append(f"GPU {gpu['index']} {one['short']}: {'; '.join(found)}")
     return "\n".join(lines)
+
+
+def findings(instance: dict[str, Any]) -> list[str]:
+    """What the audit holds against an instance now, in words."""
+    audit = instance["audit"]
+    found = [f"{what}: pid {', '.join(map(str, audit[key]))}"
+             for key, what in (("unhooked", "past the hook"), ("unexplained", "unexplained memory")) if audit[key]]
+    if audit["excess"]:
+        found.append(f"{audit['excess'] >> 20} MiB over")
+    if instance["shut"]:
+        found.append("gate shut")
+    return found
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -83,13 +83,18 @@ class Clients:
         nursery: trio.Nursery,
         on_detach: Callable[[str], None] = lambda ident: None,
         who: Callable[[socket.socket], Peer] = identify,
+        foreign: Callable[[int, str], bool] = lambda pid, ident: False,
     ) -> None:
-        """``on_detach(id)`` is called after a process of that instance went away."""
+        """``on_detach(id)`` is called after a process of that instance went away.
+
+        ``foreign(pid, id)``: whether a process is known to belong elsewhere, though it came by this instance's socket.
+        """
         self._system = system
         self._base = runtime / "inst"
         self._nursery = nursery
         self._on_detach = on_detach
         self._who = who
+        self._foreign = foreign
         self._doors: dict[str, _Door] = {}
 
     def folder(self, ident: str) -> Path:
@@ -126,22 +131,32 @@ class Clients:
             (door.folder / "gate.sock").unlink(missing_ok=True)
         self._doors.clear()
 
-    def _open(self, instance: Instance) -> None:
+    def resume(self) -> None:
+        """Opens the doors of the instances that there are from the start, in the folders that they have.
+
+        OSError: one cannot be opened.
+        """
+        for instance in self._system.state.instances.values():
+            self._open(instance, resumed=True)
+
+    def _open(self, instance: Instance, resumed: bool = False) -> None:
         folder = self.folder(instance.id)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o711)
+        if not resumed:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o711, exist_ok=resumed)
         try:
             folder.chmod(0o711)  # whatever the umask took: programs of any user must reach the socket
             self._write_limits(instance)
             if alias := self._alias(instance.id):
-                alias.unlink(missing_ok=True)
-                alias.symlink_to(folder.name)
+                if not (resumed and alias.is_symlink() and os.readlink(alias) == folder.name):
+                    alias.unlink(missing_ok=True)
+                    alias.symlink_to(folder.name)
             # What a user made is that user's. Root's are open to every uid: a container's programs have many.
-            listener = bind(folder / "gate.sock", socket.SOCK_SEQPACKET, 0o600 if instance.owner else 0o666, BACKLOG)
-            if instance.owner:
-                os.chown(folder / "gate.sock", instance.owner, -1)
+            mode = 0o600 if instance.owner else 0o666
+            listener = bind(folder / "gate.sock", socket.SOCK_SEQPACKET, mode, BACKLOG, instance.owner)
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not resumed:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         door = self._doors[instance.id] = _Door(instance, folder, listener, paced=trio.current_time())
         self._nursery.start_soon(self._listen, door, name=f"clients {instance.id}")
@@ -155,9 +170,10 @@ class Clients:
             shutil.rmtree(door.folder, ignore_errors=True)
 
     def _write_limits(self, instance: Instance) -> None:
-        """What a client holds to when nobody answers at its first join: a line ``UUID BYTES`` a GPU."""
-        gpus = self._system.state.gpus
-        text = "".join(f"{gpus[gpu].uuid} {share.memsize}\n" for gpu, share in instance.shares.items())
+        """What a client holds to when nobody answers at its first join: lines ``UUID BYTES`` and ``UUID native``."""
+        gpus, shares = self._system.state.gpus, instance.shares
+        has = {gpu: shares[gpu].memsize if gpu in shares else "native" for gpu in instance.seen}
+        text = "".join(f"{gpus[gpu].uuid} {what}\n" for gpu, what in has.items())
         files.replace(self.folder(instance.id) / "limits", text.encode(), 0o644)
 
     async def _listen(self, door: _Door) -> None:
@@ -191,9 +207,10 @@ class Clients:
         instance = door.instance
         # Its socket's mode keeps others out; this, those who were handed a descriptor of the folder or a connection.
         if instance.owner and peer.uid not in (0, instance.owner):
-            text = f"instance {instance.id[:64]} belongs to uid {instance.owner}"
-            self._refused(door, peer, text)
-            _send_now(sock, wire.refusal(instance.id, errno.EACCES, text))
+            self._turn_away(door, sock, peer, f"instance {instance.id[:64]} belongs to uid {instance.owner}")
+            return
+        if self._foreign(peer.pid, instance.id):
+            self._turn_away(door, sock, peer, f"process {peer.pid} is not in container {instance.id[:64]}")
             return
         if self._doors.get(instance.id) is not door:  # destroyed since
             return
@@ -254,7 +271,9 @@ class Clients:
             slot, generation = slots.get(index, (0, 0))
             gpus.append(wire.WelcomeGpu(uuid_bytes(gpu.uuid), index, slot, generation, share.memsize, gpu.memory))
             fds.extend((region.ctl_fd, region.report_fd, region.bell_fd))
-        _send_now(sock, wire.welcome(instance.id, gpus), fds)
+        whole = [state.gpus[index] for index in instance.native]
+        native = [wire.NativeGpu(uuid_bytes(gpu.uuid), gpu.index, gpu.memory) for gpu in whole]
+        _send_now(sock, wire.welcome(instance.id, gpus, native), fds)
 
     async def _until_gone(self, sock: trio.socket.SocketType, peer: Peer) -> None:
         """Returns when the connection or its process ends. A client has nothing to say after its hello."""
@@ -272,6 +291,10 @@ class Clients:
             nursery.cancel_scope.cancel()
         if said:
             raise wire.ProtocolError("it sent more than a hello")
+
+    def _turn_away(self, door: _Door, sock: trio.socket.SocketType, peer: Peer, reason: str) -> None:
+        self._refused(door, peer, reason)
+        _send_now(sock, wire.refusal(door.instance.id, errno.EACCES, reason))
 
     def _refused(self, door: _Door, peer: Peer, reason: str) -> None:
         if (held := door.damper.note()) is not None:

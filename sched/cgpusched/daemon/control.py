@@ -24,6 +24,7 @@ import trio
 from cgpusched.commands import Command, Create, Destroy
 from cgpusched.daemon import requests
 from cgpusched.daemon.access import Access
+from cgpusched.daemon.kept import Kept
 from cgpusched.daemon.lifetime import Lifetimes
 from cgpusched.daemon.listen import accept_forever, listen
 from cgpusched.daemon.logs import Damper
@@ -106,6 +107,7 @@ class Control:
                 {"gpu": gpu, "memsize": share.memsize, "weight": share.weight, "highprio": share.highprio}
                 for gpu, share in instance.shares.items()
             ],
+            "native": list(instance.native),
         }
 
     def _create(self, peer: Peer, ident: str, shares: requests.Shares, ephemeral: bool) -> Instance:
@@ -161,11 +163,16 @@ class Control:
 
 
 class ControlServer:
-    """The socket itself: connections, lines, limits."""
+    """The socket itself: connections, lines, limits.
+
+    Cancel ``accepting`` to have it serve those who are connected and nobody else.
+    """
 
     def __init__(self, path: Path, answer: Callable[[Peer, bytes], Awaitable[Answer]],
-                 identify: Callable[[socket.socket], Peer] = identify) -> None:
+                 identify: Callable[[socket.socket], Peer] = identify, kept: Kept | None = None) -> None:
         self.path = path
+        self.accepting = trio.CancelScope()
+        self._kept = kept
         self._answer = answer
         self._identify = identify
         self._users: Counter[int] = Counter()
@@ -173,11 +180,12 @@ class ControlServer:
 
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until cancelled; the socket is there when the task reports started, and gone when it ends."""
-        with listen(self.path, socket.SOCK_STREAM, 0o666, BACKLOG) as listener:
+        with listen(self.path, socket.SOCK_STREAM, 0o666, BACKLOG, self._kept) as listener:
             task_status.started()
             room = trio.CapacityLimiter(CONNECTIONS)
             async with trio.open_nursery() as nursery:
-                await accept_forever(listener, nursery, room, self._connection)
+                with self.accepting:
+                    await accept_forever(listener, nursery, room, self._connection)
 
     async def _connection(self, sock: trio.socket.SocketType) -> None:
         peer = self._identify(_stdlib(sock))

@@ -10,6 +10,7 @@ from cgpusched.commands import (
     SetMemsize,
     SetPolicy,
     SetPrioRatio,
+    SetShut,
     SetWeight,
     Upgrade,
 )
@@ -36,6 +37,8 @@ def describe(command: Command, made: Instance | None = None) -> dict[str, object
             return {"what": "highprio", "gpu": gpu, "instance": ident[:ID_SHOWN], "value": value}
         case SetMemsize(gpu, ident, value):
             return {"what": "memsize", "gpu": gpu, "instance": ident[:ID_SHOWN], "value": value}
+        case SetShut(gpu, ident, value):
+            return {"what": "shut", "gpu": gpu, "instance": ident[:ID_SHOWN], "value": int(value)}
         case Create():
             return _create(command, made)
         case Destroy(ident):
@@ -51,12 +54,13 @@ def _create(command: Create, made: Instance | None) -> dict[str, object]:
     return {
         "what": "create",
         "instance": command.id[:ID_SHOWN],
-        "gpu": _list(command.gpus[:16]),
+        "gpu": _list(list(made.shares) if made else command.gpus[:16]),
         "memsize": _list(memsize[:16]) if memsize else None,
         "weight": _list(weight) if weight else None,
         "highprio": int(command.highprio),
         "ephemeral": int(command.ephemeral),
         "owner": command.owner,
+        "native": _list(command.native[:16]) if command.native else None,
     }
 
 

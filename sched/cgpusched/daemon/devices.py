@@ -68,15 +68,20 @@ async def discover(
     return Devices(gpus, Driver(cuda=packaged("sim/libcuda.so.1"), nvml=packaged("sim/libnvidia-ml.so.1")), sim_dir)
 
 
-async def blocking(call: Callable[..., Any], *arguments: object, seconds: float = NVML_SECONDS) -> Any:
+async def blocking(
+    call: Callable[..., Any],
+    *arguments: object,
+    seconds: float = NVML_SECONDS,
+    limiter: trio.CapacityLimiter = _nvml_limiter,
+) -> Any:
     """An NVML call in a thread. UserError when it does not come back: the thread is then left behind, hanging."""
     with trio.move_on_after(seconds):
-        return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True, limiter=_nvml_limiter)
+        return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True, limiter=limiter)
     raise UserError(f"NVML did not answer within {seconds:.0f} s: the NVIDIA driver hangs (see dmesg)")
 
 
-def nvml_gpus(library: Path) -> tuple[Gpu, ...]:
-    """The cards as NVML numbers them. Blocks."""
+def load_nvml(library: Path) -> Any:
+    """The module pynvml over this library. Blocks. UserError: it cannot be loaded."""
     # pynvml loads by name. The loader answers a name with the library already loaded under that SONAME, so this one is
     # taken whatever LD_LIBRARY_PATH says (it may lead to our own proxies).
     try:
@@ -84,6 +89,12 @@ def nvml_gpus(library: Path) -> tuple[Gpu, ...]:
         import pynvml
     except OSError as error:
         raise UserError(f"cannot load {library}: {error}") from None
+    return pynvml
+
+
+def nvml_gpus(library: Path) -> tuple[Gpu, ...]:
+    """The cards as NVML numbers them. Blocks."""
+    pynvml = load_nvml(library)
     major = device_major()
     try:
         pynvml.nvmlInit()

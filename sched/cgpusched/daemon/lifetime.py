@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 import trio
 
+from cgpusched.daemon.procs import open_process, process_of
 from cgpusched.fields import pairs
+from cgpusched.store import Process
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,9 @@ SCAN_PAUSE_SECONDS = 0.2
 
 SETTLE_SECONDS = 2.0
 """The longest that settled() waits; two scans and the pause take a tenth of it."""
+
+RESUME_SECONDS = 2.0
+"""After a change of daemon: the time that clients have to come back before a scan says that an instance is unused."""
 
 SCAN_ENOUGH = 8
 """Processes that one scan takes: a few are enough to wait for, and bound the descriptors held."""
@@ -72,6 +77,16 @@ def _real_uid(pid: str) -> int | None:
         return None
 
 
+def pid_of(pidfd: int) -> int | None:
+    """The process behind a pidfd; None: it has ended."""
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
+            pid = next((int(line.split()[1]) for line in file if line.startswith(b"Pid:")), -1)
+    except OSError:
+        return None
+    return pid if pid > 0 else None
+
+
 @dataclass
 class _Life:
     id: str
@@ -79,8 +94,8 @@ class _Life:
     owner: int
     fresh: list[int] = field(default_factory=list)
     """Pidfds that nobody waits for yet."""
-    anchors: int = 0
-    """Processes that live, ``fresh`` included."""
+    anchors: dict[int, Process | None] = field(default_factory=dict)
+    """Processes that live, ``fresh`` included, by pidfd."""
     changed: trio.Event = field(default_factory=trio.Event)
     unused: bool = False
     """Nothing known uses it; it ends unless a scan finds a process."""
@@ -88,7 +103,7 @@ class _Life:
 
     def anchor(self, pidfd: int) -> None:
         self.fresh.append(pidfd)
-        self.anchors += 1
+        self.anchors[pidfd] = process_of(pid_of(pidfd))
         self.note()
 
     def note(self) -> None:
@@ -100,8 +115,8 @@ class _Life:
 class Lifetimes:
     """One task an ephemeral instance, in the daemon's nursery.
 
-    ``clients`` counts the attached processes of an instance; ``end`` destroys it (and then calls ``forget``). All
-    state is touched from the trio thread only.
+    ``clients`` counts the attached processes of an instance; ``end`` destroys it (and then calls ``forget``);
+    ``save`` is called when a process was anchored. All state is touched from the trio thread only.
     """
 
     def __init__(
@@ -110,7 +125,9 @@ class Lifetimes:
         clients: Callable[[str], int],
         end: Callable[[str], None],
         scan: Callable[[str, str, int], Iterable[int]] = started_with,
+        save: Callable[[], None] = lambda: None,
     ) -> None:
+        self._save = save
         self._nursery = nursery
         self._clients = clients
         self._end = end
@@ -124,6 +141,19 @@ class Lifetimes:
         life = self._lives[ident] = _Life(ident, socket, owner)
         life.anchor(pidfd)
         self._nursery.start_soon(self._live, life, name=f"lifetime {ident}")
+        self._save()
+
+    def resume(self, ident: str, socket: str, owner: int, anchors: Iterable[Process] = ()) -> None:
+        """Goes on with the life of an instance from a predecessor's time, and with those of its anchors that live."""
+        life = self._lives[ident] = _Life(ident, socket, owner)
+        for process in anchors:
+            if (pidfd := open_process(process)) is not None:
+                life.anchor(pidfd)
+        self._nursery.start_soon(self._live, life, RESUME_SECONDS, name=f"lifetime {ident}")
+
+    def stored(self) -> dict[str, list[Process]]:
+        """What resume() needs of each instance."""
+        return {life.id: [one for one in life.anchors.values() if one is not None] for life in self._lives.values()}
 
     def join(self, ident: str, pidfd: int) -> None:
         """Anchors a further process. Takes over ``pidfd``. An instance that is not ephemeral needs none."""
@@ -132,11 +162,17 @@ class Lifetimes:
             os.close(pidfd)
         else:
             life.anchor(pidfd)
+            self._save()
 
     def anchors(self, ident: str) -> int:
         """How many processes are waited for."""
         life = self._lives.get(ident)
-        return life.anchors if life else 0
+        return len(life.anchors) if life else 0
+
+    def pids(self) -> dict[int, str]:
+        """Host pids of the processes that are waited for, and their instances."""
+        lives = self._lives.values()
+        return {one.pid: life.id for life in lives for one in life.anchors.values() if one is not None}
 
     def detached(self, ident: str) -> None:
         """A client of this instance has gone."""
@@ -163,9 +199,10 @@ class Lifetimes:
         self._settled.set()
         self._settled = trio.Event()
 
-    async def _live(self, life: _Life) -> None:
+    async def _live(self, life: _Life, settle_seconds: float = 0) -> None:
         with life.scope:
             try:
+                await trio.sleep(settle_seconds)
                 async with trio.open_nursery() as watchers:
                     while life.id in self._lives:  # end() is refused when a process comes at the last moment
                         await self._until_unused(life, watchers)
@@ -203,7 +240,7 @@ class Lifetimes:
             await trio.lowlevel.wait_readable(pidfd)
         finally:
             os.close(pidfd)
-            life.anchors -= 1
+            del life.anchors[pidfd]
             life.note()
 
     def _take(self, life: _Life) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import trio
 
+from cgpusched.daemon.kept import Kept
 from cgpusched.daemon.logs import Damper
-from cgpusched.daemon.rundir import unlink_socket
+from cgpusched.daemon.rundir import check_socket, unlink_socket
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs
 from cgpusched.sockets import address
@@ -23,33 +25,50 @@ EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
 @contextmanager
-def listen(path: Path, kind: socket.SocketKind, mode: int, backlog: int) -> Iterator[trio.socket.SocketType]:
-    """A listening socket at ``path`` with that mode; closed and removed at the end. UserError: it cannot be made."""
+def listen(
+    path: Path, kind: socket.SocketKind, mode: int, backlog: int, kept: Kept | None = None
+) -> Iterator[trio.socket.SocketType]:
+    """A listening socket at ``path`` with that mode; closed and removed at the end. UserError: it cannot be made.
+
+    With ``kept`` a successor goes on with it, unless it ends with this daemon: who connects meanwhile waits.
+    """
+
+    def make() -> socket.socket:
+        return bind(path, kind, mode, backlog)
+
     try:
-        sock = bind(path, kind, mode, backlog)
+        sock = make() if kept is None else kept.listener(path.stem, path, make)
     except OSError as error:
         raise UserError(f"cannot listen at {path}: {error.strerror}") from None
     try:
         yield trio.socket.from_stdlib_socket(sock)
     finally:
         sock.close()
-        path.unlink(missing_ok=True)
+        if kept is None or kept.final:
+            path.unlink(missing_ok=True)
 
 
-def bind(path: Path, kind: socket.SocketKind, mode: int, backlog: int) -> socket.socket:
-    """A listening, non-blocking socket at ``path``. A socket that a predecessor left there is replaced.
+def bind(path: Path, kind: socket.SocketKind, mode: int, backlog: int, owner: int = 0) -> socket.socket:
+    """A listening, non-blocking socket at ``path``. A socket that a predecessor left there is replaced, in one step:
+    who connects meets the old one or the new one, and the new one only once it is all that it should be.
 
-    Its folder's name may be of any length: an instance's ID alone may have 128 bytes.
+    Its folder's name may be of any length: an instance's ID alone may have 128 bytes. ``owner``: the uid it goes to.
     """
-    unlink_socket(path)
+    check_socket(path)
+    fresh = path.with_name(f".{path.name}")
+    unlink_socket(fresh)
     sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        with address(path) as name:
+        with address(fresh) as name:
             sock.bind(name)
-        path.chmod(mode)
+        fresh.chmod(mode)
+        if owner:
+            os.chown(fresh, owner, -1)
         sock.listen(backlog)
+        fresh.replace(path)
     except BaseException:
         sock.close()
+        fresh.unlink(missing_ok=True)
         raise
     return sock
 

@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="SIGTERM stops it, SIGHUP reads the log level again, SIGUSR1 shows where it stands.",
     )
     parser.add_argument("--version", action="version", version=f"cgpud {_version()}")
+    parser.add_argument("--check", action="store_true", help="say whether the configuration is right, and end")
     config.add_arguments(parser)
     return parser
 
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = config.load(None, args)
     except UserError as error:
         return _fail(error)
+    if args.check:
+        return 0
     logs.setup(loaded.log_level)
     try:
         # Strict exception groups: a UserError of a task comes in one.

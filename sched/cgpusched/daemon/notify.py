@@ -1,7 +1,8 @@
-"""What systemd is told: READY=1, STATUS=, STOPPING=1, WATCHDOG=1. Without NOTIFY_SOCKET all of it is a no-op."""
+"""What systemd is told: READY=1, STATUS=, STOPPING=1, WATCHDOG=1, FDSTORE=1. Without NOTIFY_SOCKET all is a no-op."""
 
 from __future__ import annotations
 
+import array
 import logging
 import os
 import socket
@@ -39,11 +40,18 @@ class Notifier:
             return None
         return int(usec) / 1e6
 
-    def send(self, *lines: str) -> None:
+    @property
+    def connected(self) -> bool:
+        """Whether there is a service manager that listens."""
+        return self._socket is not None
+
+    def send(self, *lines: str, fd: int = -1) -> None:
+        """``fd``: goes along (FDSTORE=1)."""
         if self._socket is None:
             return
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
         try:
-            self._socket.sendto("\n".join(lines).encode(), self._address)
+            self._socket.sendmsg(["\n".join(lines).encode()], rights, 0, self._address)
         except OSError as error:
             log.warning("notify failed %s", pairs(reason=error.strerror))
 

@@ -1,10 +1,11 @@
-"""The processes that are connected, where each sits on each GPU, and what they hold and counted."""
+"""The processes of instances: where each connected one sits on each GPU, and what all of them hold and counted."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from errno import EIO
 
+from cgpusched.daemon.audit import Hidden, Sample, difference
 from cgpusched.daemon.usage import Counters
 from cgpusched.errors import CommandError
 from cgpusched.fields import pairs
@@ -35,22 +36,14 @@ class Attachment:
     tickets: tuple[Ticket, ...]
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """Bytes that NVML sees and the hooks cannot (contexts, modules)."""
-
-    now: int = 0
-    last: int = 0
-    """The difference as it was observed last, before it was smoothed."""
-
-
 class Processes:
-    """Which process has which slot. Regions are the system's; it says which there are."""
+    """Which process has which slot, and which use a GPU without one (strays). Regions are the system's."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self._slots: dict[Place, dict[int, Attachment]] = {}
-        self._hidden: dict[tuple[int, int], Hidden] = {}  # by (gpu, pid)
+        self._hidden: dict[int, dict[int, Hidden]] = {}  # by GPU and pid; what of it counts is of who is there now
+        self._strays: dict[int, dict[int, str]] = {}  # by GPU: pid to instance
         self._past: dict[Place, Counters] = {}
 
     def attach(self, ident: str, pid: int, agent_fd: int, regions: Mapping[int, Region]) -> Attachment:
@@ -79,7 +72,6 @@ class Processes:
                 if use.slot == ticket.slot:
                     self._past[place] = self._past.get(place, Counters()).plus(use)
             del slots[ticket.slot]
-            self._forget_hidden(ticket.gpu, attachment.pid)
             try:
                 self.gate.detach(ticket.region, ticket.slot)
             except OSError as error:
@@ -87,16 +79,17 @@ class Processes:
 
     def drop(self, ident: str, gpu: int) -> None:
         """The region goes, and all that was known of it."""
-        slots = self._slots.pop((ident, gpu), {})
+        self._slots.pop((ident, gpu), None)
         self._past.pop((ident, gpu), None)
-        for attachment in slots.values():
-            self._forget_hidden(gpu, attachment.pid)
+        strays = self._strays.get(gpu, {})
+        self._strays[gpu] = {pid: owner for pid, owner in strays.items() if owner != ident}
 
-    def _forget_hidden(self, gpu: int, pid: int) -> None:
-        # A process that connected again has its new slot before the old connection's end is seen.
-        still = (a for (_, where), slots in self._slots.items() if where == gpu for a in slots.values())
-        if all(other.pid != pid for other in still):
-            self._hidden.pop((gpu, pid), None)
+    def connected(self, gpu: int) -> dict[int, str]:
+        """The connected processes that have a slot on this GPU: host pid to instance."""
+        return {a.pid: ident for (ident, on), slots in self._slots.items() if on == gpu for a in slots.values()}
+
+    def _pids(self, ident: str, gpu: int) -> set[int]:
+        return {attachment.pid for attachment in self._slots.get((ident, gpu), {}).values()}
 
     def of(self, ident: str, gpus: Iterable[int]) -> list[Attachment]:
         """The connected processes of an instance, each once."""
@@ -113,30 +106,49 @@ class Processes:
                 continue
             pid = attachment.pid
             # A process of two GPUs has a slot on both from its start; what it never touched it does not use.
-            if use.mem_peak or use.mem_used or use.launches or (region.gpu, pid) in self._hidden:
+            if use.mem_peak or use.mem_used or use.launches or pid in self._hidden.get(region.gpu, {}):
                 found[pid] = found.get(pid, 0) + use.mem_used
         return found
 
     def memory(self, region: Region) -> list[tuple[int, int]]:
         """(host pid, bytes) by pid: the ledger's bytes and what is hidden from it."""
-        hidden, gpu = self._hidden, region.gpu
-        return sorted((pid, used + hidden.get((gpu, pid), Hidden()).now) for pid, used in self.ledger(region).items())
+        found = self.ledger(region)
+        for pid, used in (self.hidden(region.id, region.gpu) | self.strays(region.id, region.gpu)).items():
+            if used:
+                found[pid] = found.get(pid, 0) + used
+        return sorted(found.items())
+
+    def hidden(self, ident: str, gpu: int) -> dict[int, int]:
+        """Bytes beside the ledger, by host pid, of the instance's connected processes."""
+        return self._counted(gpu, self._pids(ident, gpu))
+
+    def strays(self, ident: str, gpu: int) -> dict[int, int]:
+        """Bytes by host pid of its processes that use this GPU and are not connected."""
+        pids = {pid for pid, owner in self._strays.get(gpu, {}).items() if owner == ident}
+        return self._counted(gpu, pids - self._pids(ident, gpu))
+
+    def _counted(self, gpu: int, pids: Iterable[int]) -> dict[int, int]:
+        hidden = self._hidden.get(gpu, {})
+        return {pid: hidden[pid].now for pid in pids if pid in hidden}
 
     def other(self, ident: str, gpu: int) -> int:
-        """Hidden bytes of the whole instance on this GPU."""
-        pids = {attachment.pid for attachment in self._slots.get((ident, gpu), {}).values()}
-        return sum(self._hidden.get((gpu, pid), Hidden()).now for pid in pids)
+        """Bytes of the whole instance on this GPU that its ledger does not have."""
+        return sum(self.hidden(ident, gpu).values()) + sum(self.strays(ident, gpu).values())
 
-    def observe(self, region: Region, before: Mapping[int, int], used: Mapping[int, int]) -> None:
+    def rises(self, gpu: int, sample: Sample, strays: Iterable[int]) -> bool:
+        """Whether observe() with this sample alone would count more of some process than is counted now."""
+        old = self._hidden.get(gpu, {})
+        return any(
+            (hidden := old.get(pid, Hidden())).after(difference([sample], pid)).now > hidden.now
+            for pid in {*self.connected(gpu), *strays}
+        )
+
+    def observe(self, gpu: int, samples: Sequence[Sample], strays: Mapping[int, str]) -> None:
         """See System.observe()."""
-        after = self.ledger(region)
-        for pid in {a.pid for a in self._slots.get((region.id, region.gpu), {}).values()}:
-            key = region.gpu, pid
-            if pid not in used:
-                self._hidden.pop(key, None)
-                continue
-            difference = max(0, used[pid] - max(before.get(pid, 0), after.get(pid, 0)))
-            self._hidden[key] = Hidden(min(difference, self._hidden.get(key, Hidden()).last), difference)
+        connected, old = self.connected(gpu), self._hidden.get(gpu, {})
+        self._strays[gpu] = {pid: ident for pid, ident in strays.items() if pid not in connected}
+        looked = {pid: old.get(pid, Hidden()).after(difference(samples, pid)) for pid in {*connected, *strays}}
+        self._hidden[gpu] = {pid: hidden for pid, hidden in looked.items() if hidden != Hidden()}
 
     def counters(self, region: Region) -> Counters:
         """What its processes counted, those that ended included."""

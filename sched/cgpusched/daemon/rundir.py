@@ -8,12 +8,16 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cgpusched import files
 from cgpusched.errors import UserError
+
+LOOP_STARTS, LOOP_SECONDS = 5, 60.0
+"""So many starts without success in so long a time are a loop: what is kept for the next one is given up."""
 
 
 class AlreadyRunning(UserError):
@@ -21,8 +25,10 @@ class AlreadyRunning(UserError):
 
 
 @contextmanager
-def own(runtime: Path) -> Iterator[None]:
-    """Makes the folder and holds its lock; ``AlreadyRunning`` when another cgpud has it.
+def own(runtime: Path, inherited: int | None = None) -> Iterator[int]:
+    """Makes the folder and holds its lock, the value; ``AlreadyRunning`` when another cgpud has it.
+
+    ``inherited``: the lock of the program that this process was before; owned from here on.
 
     The lock is a flock on ``cgpud.lock``: the kernel drops it with the process, so a crash leaves nothing to clean up.
     The file itself stays, since removing it would let two daemons lock two files of one name.
@@ -30,6 +36,10 @@ def own(runtime: Path) -> Iterator[None]:
     try:
         files.own_folder(runtime, 0o755)
         fd = os.open(runtime / "cgpud.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        if inherited is not None:
+            if os.path.sameopenfile(fd, inherited):
+                fd, inherited = inherited, fd
+            os.close(inherited)
         try:
             _lock(fd, runtime)
         except BaseException:
@@ -38,7 +48,7 @@ def own(runtime: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot use the runtime folder {runtime}: {error.strerror}") from None
     try:
-        yield
+        yield fd
     finally:
         os.close(fd)
 
@@ -50,17 +60,42 @@ def _lock(fd: int, runtime: Path) -> None:
         pid = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
         raise AlreadyRunning(f"another cgpud (pid {pid}) already serves {runtime}") from None
     os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
 
-def clear_instances(runtime: Path) -> int:
-    """Removes the instance folders of a predecessor; gives how many there were. Only with the lock held."""
+def begin(runtime: Path, clock: Callable[[], float] = time.monotonic) -> bool:
+    """Counts this start, until ready(); False when so many before it failed in so short a time that it is a loop."""
+    file, now = runtime / "starts", clock()
+    try:
+        times = [float(word) for word in file.read_text().split()]
+    except (OSError, ValueError):
+        times = []
+    recent = [at for at in times if 0 <= now - at < LOOP_SECONDS]
+    try:
+        files.replace(file, "".join(f"{at}\n" for at in [*recent, now]).encode(), 0o600)
+    except OSError as error:
+        raise UserError(f"cannot use the runtime folder {runtime}: {error.strerror}") from None
+    return len(recent) < LOOP_STARTS
+
+
+def ready(runtime: Path) -> None:
+    """This start has come to its end."""
+    (runtime / "starts").unlink(missing_ok=True)
+
+
+def clear_instances(runtime: Path, known: Collection[str] = ()) -> int:
+    """Removes the instance folders of a predecessor but for the ``known`` ones; gives how many there were.
+
+    Only with the lock held. A folder of a known instance stays the same one: containers have it bound.
+    """
     folder = runtime / "inst"
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"{folder} is in the way: not a folder")
     try:
         files.own_folder(folder, 0o711)
-        stale = list(folder.iterdir())
+        aliases = {f".{ident[:12]}" for ident in known}
+        stale = [entry for entry in folder.iterdir()
+                 if entry.name not in (aliases if entry.is_symlink() else known if entry.is_dir() else ())]
         for entry in stale:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -71,15 +106,21 @@ def clear_instances(runtime: Path) -> int:
     return len(stale)
 
 
-def unlink_socket(path: Path) -> None:
-    """Removes a socket that nobody serves any more; anything else of that name is an error (EEXIST)."""
+def check_socket(path: Path) -> bool:
+    """Whether there is a socket at ``path``; anything else of that name is an error (EEXIST)."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
-        return
+        return False
     if not stat.S_ISSOCK(mode):
         raise FileExistsError(errno.EEXIST, "not a socket", str(path))
-    path.unlink()
+    return True
+
+
+def unlink_socket(path: Path) -> None:
+    """Removes a socket that nobody serves any more; anything else of that name is an error (EEXIST)."""
+    if check_socket(path):
+        path.unlink()
 
 
 def raise_descriptor_limit() -> int:

@@ -15,23 +15,37 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
-from cgpufs.mount import Mount, Unmounted
+from cgpufs.mount import Mount, Unmounted, device_at
 from cgpufs.ops import Operations
+from cgpufs.session import Session
 from cgpufs.tree import Tree
-from cgpusched.commands import Destroy
+from cgpufs.views import Views
+from cgpusched import store
+from cgpusched.commands import Command, Destroy
 from cgpusched.config import Config
-from cgpusched.daemon import devices, dump, logs, rundir
+from cgpusched.daemon import devices, dump, logs, rundir, upgrade
 from cgpusched.daemon.access import Access, group_id
+from cgpusched.daemon.audit import Rules
+from cgpusched.daemon.auditor import Auditor
 from cgpusched.daemon.clients import Clients
+from cgpusched.daemon.containers import Containers
 from cgpusched.daemon.control import Control, ControlServer
+from cgpusched.daemon.kept import KeeperStore, Kept, ManagerStore, inherited
 from cgpusched.daemon.lifetime import Lifetimes
 from cgpusched.daemon.notify import Notifier, feed_watchdog
+from cgpusched.daemon.nvml import Nvml
+from cgpusched.daemon.owners import Known, OwnerOf, first_of
+from cgpusched.daemon.places import Places
+from cgpusched.daemon.resent import Resent
+from cgpusched.daemon.runtime import RuntimeServer
+from cgpusched.daemon.statefile import StateFile
 from cgpusched.daemon.status import Status
 from cgpusched.daemon.system import System
 from cgpusched.driver.proxy import install_proxies, install_simulated
@@ -43,20 +57,23 @@ from cgpusched.state import State
 log = logging.getLogger(__name__)
 
 READY_SECONDS = 10.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+DRAIN_SECONDS = 1.0
+"""How long those who are connected have to end what they began, before an upgrade."""
 
 
 async def run(config: Config, reload: Callable[[], Config]) -> None:
     """Serves until SIGTERM or SIGINT. ``reload`` reads the configuration again, for SIGHUP. Raises UserError."""
     os.umask(0o022)  # what is made here is for every user to reach; modes that matter are set explicitly all the same
-    with trio.open_signal_receiver(*SIGNALS) as received, dump.threads_on(signal.SIGUSR1):
+    with trio.open_signal_receiver(*upgrade.SIGNALS) as received, dump.threads_on(signal.SIGUSR1):
+        upgrade.unblock()
         notifier = Notifier()
         try:
             async with AsyncExitStack() as stack:
-                # Signals count from the first moment: a start that hangs must be stoppable.
+                kept, lock = await _take_over(config.runtime_dir, stack, notifier)
+                # Signals count from here on: a start that hangs must be stoppable.
                 scope = await _nursery(stack)
-                scope.start_soon(_obey, received, reload, scope.cancel_scope, notifier)
-                await _start(config, stack, notifier)
+                scope.start_soon(_obey, received, reload, scope.cancel_scope, notifier, kept)
+                await _start(config, stack, notifier, kept, lock)
                 await trio.sleep_forever()
         finally:
             notifier.close()
@@ -70,12 +87,36 @@ async def _nursery(stack: AsyncExitStack) -> trio.Nursery:
     return nursery
 
 
-async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier) -> None:
+async def _take_over(runtime: Path, stack: AsyncExitStack, notifier: Notifier) -> tuple[Kept, int]:
+    """The runtime folder's lock, and what a predecessor left to us; in a crash loop that is let go."""
+    found = inherited(os.environ)  # type: ignore[arg-type]
+    lock = stack.enter_context(rundir.own(runtime, found.pop(upgrade.LOCK, None)))
+    if notifier.connected:
+        kept = Kept(found, ManagerStore(notifier))
+        stack.callback(kept.close)
+    else:
+        keeper = KeeperStore(runtime)
+        stack.callback(keeper.close)
+        for name, fd in (await trio.to_thread.run_sync(keeper.connect)).items():
+            if name in found:
+                os.close(fd)
+            else:
+                found[name] = fd
+        kept = Kept(found, keeper)
+        stack.callback(kept.close)
+        nursery = await _nursery(stack)
+        nursery.start_soon(keeper.run_forever, kept)
+    if not rundir.begin(runtime) and kept.names:
+        log.error("crash loop: mounts are given up %s", pairs(
+            starts=rundir.LOOP_STARTS, seconds=f"{rundir.LOOP_SECONDS:.0f}", kept=",".join(kept.names)))  # fmt: skip
+        kept.abandon()
+        kept.final = True
+    return kept, lock
+
+
+async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept: Kept, lock: int) -> None:
     runtime = config.runtime_dir
-    stack.enter_context(rundir.own(runtime))
     limit = rundir.raise_descriptor_limit()
-    if stale := rundir.clear_instances(runtime):
-        log.warning("removed what a predecessor left %s", pairs(instances=stale))
     found = await devices.discover(runtime, config.simulate, config.driver_dir)
     driver = found.driver
     if found.sim_dir:
@@ -86,14 +127,34 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier) -> N
     stack.callback(gate.close)
     gate.start()
     nursery = await _nursery(stack)  # above the gate: what ends there gives its slots back
-    settings = config.settings(gpu.index for gpu in found.gpus)
-    state = State(found.gpus, settings, config.default_memsize, config.overcommit)
-    system = System(state, gate)
+    file = StateFile(runtime)
+    stored, state = _restore(config, found, file)
+    if stale := rundir.clear_instances(runtime, state.instances.keys()):
+        log.warning("removed what a predecessor left %s", pairs(instances=stale))
+
+    def save(command: Command | None) -> None:
+        file.save(store.dump(state, file.boot, lives.stored(), containers.stored(), command))
+
+    def save_processes() -> None:
+        save(None)
+
+    rules = Rules(config.audit_context, config.audit_tolerance, config.enforce == "gate")
+    upgrader = upgrade.Upgrade()
+    system = System(state, gate, upgrader, rules, save)
     status = Status(system, found, str(config.mount))
     nursery.start_soon(status.sample_forever)
 
     lives: Lifetimes
-    clients = Clients(system, runtime, nursery, on_detach=lambda ident: lives.detached(ident))
+    containers: Containers
+
+    def detached(ident: str) -> None:
+        lives.detached(ident)
+        containers.detached(ident)
+
+    def foreign(pid: int, ident: str) -> bool:
+        return containers.owners().is_foreign(pid, ident)
+
+    clients = Clients(system, runtime, nursery, on_detach=detached, foreign=foreign)
     stack.callback(clients.close)
     system.on_change.append(clients.changed)
 
@@ -103,30 +164,102 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier) -> N
         except CommandError as error:  # somebody destroyed it, or a process came, a moment ago
             log.debug("not ended %s", pairs(id=ident, reason=error))
 
-    lives = Lifetimes(nursery, clients.count, end)
+    def save_anchors() -> None:
+        try:
+            save(None)
+        except OSError as error:  # after a crash a scan finds them, unless they hide their environment
+            log.error("state not stored %s", pairs(path=file.path, reason=error.strerror))
+
+    lives = Lifetimes(nursery, clients.count, end, save=save_anchors)
     system.on_change.append(lambda command, _: lives.forget(command.id) if isinstance(command, Destroy) else None)
+
+    places = Places(runtime, config.lib_dir, driver, config.mount, config.binary, config.runtimes, found.sim_dir)
+    await trio.to_thread.run_sync(places.prepare, state.instances.keys())
+    apply = functools.partial(system.apply, log_refusal=False)
+    containers = Containers(system, places, nursery, apply, save_processes)
+    stack.callback(containers.close)
+    system.on_change.append(containers.changed)
+    _resume(stored, state, clients, lives, containers)
+    save_anchors()
 
     def environment(ident: str) -> dict[str, str]:
         env = {"CGPU_SOCKET": str(clients.socket(ident))}
         return env | ({"CGPU_SIM_DIR": str(found.sim_dir)} if found.sim_dir else {})
 
+    def owners() -> OwnerOf:
+        sockets = {str(clients.socket(one.id)): (one.id, one.owner) for one in state.instances.values()}
+        connected = {pid: ident for gpu in state.gpus for pid, ident in system.connected(gpu).items()}
+        known, inside = Known(lives.pids() | connected, sockets), containers.owners()
+        return first_of(inside.owner_of, known.owner_of)
+
+    if config.audit_interval:
+        nvml = Nvml(driver.nvml, found.sim_dir)
+        nursery.start_soon(Auditor(system, nvml.used, owners, config.audit_interval).run_forever)
+
     nursery.start_soon(_check_group, config.control.group)
-    apply = functools.partial(system.apply, log_refusal=False)
     control = Control(state, apply, Access(config.control), lives, environment, config.lib_dir, status.answer,
                       clients.count)
-    await nursery.start(ControlServer(runtime / "control.sock", control.answer).serve)
+    asked = ControlServer(runtime / "control.sock", control.answer, kept=kept)
+    control_task = await _Stoppable.start(nursery, asked.serve)
 
-    mount = await trio.to_thread.run_sync(Mount.create, config.mount)
-    stack.callback(mount.unmount)
-    await nursery.start(_serve_tree, mount, Operations(Tree(system)))
+    view = await _mounted(stack, kept, "view", places.view, read_only=True)
+    view_task = await _Stoppable.start(nursery, functools.partial(
+        _serve_views, view.mount, Views(system, containers.viewers), view.adopted))  # fmt: skip
+    engines = RuntimeServer(places.socket, containers.answer, kept=kept)
+    engines_task = await _Stoppable.start(nursery, engines.serve)
+
+    tree = await _mounted(stack, kept, "tree", config.mount)
+    backend = Resent(system, stored.last if tree.adopted else "")
+    backend.begin()
+    tree_task = await _Stoppable.start(nursery, functools.partial(
+        _serve_tree, tree.mount, Operations(Tree(backend)), tree.adopted))  # fmt: skip
+
+    async def drain() -> None:
+        asked.accepting.cancel()
+        engines.accepting.cancel()
+        with trio.move_on_after(DRAIN_SECONDS):
+            await control_task.ended.wait()
+            await engines_task.ended.wait()
+        await tree_task.stop()
+        await view_task.stop()
 
     await _prove(config.mount, gate)
+    kept.ready()
+    rundir.ready(runtime)
+    nursery.start_soon(upgrader.run_forever, drain, lambda: {**kept.held(), upgrade.LOCK: lock})
     nursery.start_soon(feed_watchdog, notifier, lambda: gate.loops)
     log.info("ready %s", pairs(
         version=system.version, gpus=len(found.gpus), simulated=int(found.sim_dir is not None), mount=config.mount,
         runtime=runtime, lib=config.lib_dir, config=config.source, descriptors=limit,
     ))  # fmt: skip
     notifier.send("READY=1", f"STATUS={_headline(found)}")
+
+
+def _restore(config: Config, found: devices.Devices, file: StateFile) -> tuple[store.Stored, State]:
+    """What a predecessor left, and the state with it; the configuration's boot values are for what it did not set."""
+    settings = config.settings(gpu.index for gpu in found.gpus)
+    stored = file.load({gpu.uuid: settings[gpu.index] for gpu in found.gpus})
+    state, lines = store.restore(stored, found.gpus, settings, config.default_memsize, config.overcommit)
+    for line in lines:
+        log.warning("not as it was: %s", line)
+    return stored, state
+
+
+def _resume(
+    stored: store.Stored, state: State, clients: Clients, lives: Lifetimes, containers: Containers
+) -> None:
+    """Instances of a predecessor's time go on. UserError: one cannot."""
+    if not state.instances:
+        return
+    for one in state.instances.values():
+        if one.ephemeral:
+            lives.resume(one.id, str(clients.socket(one.id)), one.owner, stored.anchors.get(one.id, ()))
+    containers.resume(stored.containers)
+    try:
+        clients.resume()
+    except OSError as error:
+        raise UserError(f"cannot go on with an instance: {error.filename or ''}: {error.strerror}") from None
+    log.info("instances resumed %s", pairs(instances=len(state.instances), containers=len(stored.containers)))
 
 
 async def _check_group(group: str | None) -> None:
@@ -140,13 +273,93 @@ def _headline(found: devices.Devices) -> str:
     return f"sharing {len(found.gpus)} {kind}"
 
 
+class _Stoppable:
+    """A task that can be stopped, and waited for, alone."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self._scope = trio.CancelScope()
+
+    @classmethod
+    async def start(cls, nursery: trio.Nursery, serve: Callable[..., Awaitable[None]]) -> _Stoppable:
+        """Returns when ``serve`` reports started."""
+        task = cls()
+        await nursery.start(task._run, serve)
+        return task
+
+    async def _run(self, serve: Callable[..., Awaitable[None]], task_status: trio.TaskStatus[None]) -> None:
+        try:
+            with self._scope:
+                await serve(task_status=task_status)
+        finally:
+            self.ended.set()
+
+    async def stop(self) -> None:
+        self._scope.cancel()
+        await self.ended.wait()
+
+
+@dataclass(frozen=True)
+class _Mounted:
+    mount: Mount
+    adopted: bool
+    """A predecessor's: what it read and did not answer is to be sent again."""
+
+
+async def _mounted(stack: AsyncExitStack, kept: Kept, kind: str, path: Path, *, read_only: bool = False) -> _Mounted:
+    """The mount that a predecessor left, or a new one; a successor gets it unless it ends with this daemon."""
+    mount, adopted = _adopted(kept, kind, path), True
+    if mount is None:
+        mount = await trio.to_thread.run_sync(functools.partial(Mount.create, path, read_only=read_only))
+        adopted = False
+    else:
+        log.info("mount taken over %s", pairs(path=path))
+
+    def leave() -> None:
+        if kept.final:
+            mount.unmount()
+        else:
+            mount.close()
+
+    stack.callback(leave)
+    kept.keep(kind, _tag(mount.device), mount.fileno())
+    kept.keep_bytes(f"{kind}-init", _tag(mount.device), mount.init_message)
+    return _Mounted(mount, adopted)
+
+
+def _adopted(kept: Kept, kind: str, path: Path) -> Mount | None:
+    tag = _tag(device_at(path) or "")
+    fd, init = kept.take(kind, tag), kept.take_bytes(f"{kind}-init", tag)
+    if fd is None:
+        return None
+    try:
+        return Mount.adopt(fd, init, path)
+    except UserError as error:
+        log.warning("mount not taken over %s", pairs(path=path, reason=error))
+        return None
+
+
+def _tag(device: str) -> str:
+    """A device's numbers as the name of a kept descriptor may have them."""
+    return device.replace(":", "-")
+
+
 async def _serve_tree(
-    mount: Mount, operations: Operations, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    mount: Mount, operations: Operations, resend: bool, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     try:
-        await mount.serve(operations, task_status=task_status)
+        await mount.serve(operations, resend=resend, task_status=task_status)
     except Unmounted as error:
         raise UserError(f"the tree is gone: {error}") from None
+
+
+async def _serve_views(
+    mount: Mount, views: Views, resend: bool, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    try:
+        await Session(views).serve(mount, resend=resend, task_status=task_status)
+    except Unmounted as error:
+        raise UserError(f"the containers' views are gone: {error}") from None
 
 
 async def _prove(mount: Path, gate: Gate) -> None:
@@ -162,7 +375,7 @@ async def _prove(mount: Path, gate: Gate) -> None:
 
 
 async def _obey(
-    received: AsyncIterator[int], reload: Callable[[], Config], scope: trio.CancelScope, notifier: Notifier
+    received: AsyncIterator[int], reload: Callable[[], Config], scope: trio.CancelScope, notifier: Notifier, kept: Kept
 ) -> None:
     async for number in received:
         if number == signal.SIGUSR1:
@@ -172,6 +385,7 @@ async def _obey(
         else:
             log.info("stopping %s", pairs(signal=signal.Signals(number).name))
             notifier.send("STOPPING=1")
+            kept.end(await upgrade.is_stopped_for_good())
             scope.cancel()
             return
 

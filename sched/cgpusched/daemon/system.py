@@ -6,14 +6,17 @@ the same, so it is shown and never trusted with a decision about another tenant.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from errno import EBUSY, EIO, ENOENT, EOPNOTSUPP
 from importlib.metadata import PackageNotFoundError, version
-from typing import ParamSpec
+from typing import ParamSpec, Protocol
 
 from cgpusched import policy
-from cgpusched.commands import Command, Create, Destroy, SetMemsize, Upgrade
+from cgpusched.commands import Command, Create, Destroy, SetMemsize, SetShut, Upgrade
+from cgpusched.daemon.audit import Facts, Rules, Sample, Standing, judge, news
 from cgpusched.daemon.describe import describe
+from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.processes import Attachment, Processes
 from cgpusched.daemon.usage import GpuUsage, InstanceUsage, Rate
 from cgpusched.errors import CommandError
@@ -32,21 +35,33 @@ P = ParamSpec("P")
 OnChange = Callable[[Command, Instance | None], None]
 
 
+class Upgrader(Protocol):
+    def ask(self) -> None:
+        """CommandError: it cannot be done."""
+
+
 class System:
     """State and gate together.
 
     ``on_change`` callbacks run after each command that succeeded, with the instance it was about, if any. An OSError
     from one undoes a Create (callbacks that ran before it see a Destroy); after other commands it is only logged.
-    ``upgrade`` starts the replacement of this daemon; None = it cannot be replaced.
+    ``upgrade`` replaces this daemon, and says how that stands; None = it cannot be replaced. ``rules``: the audit's.
+    ``save(command)`` stores the state as it is now, with the command that made it so; its OSError is the command's.
+
+    Instances that ``state`` has already get their regions here (OSError: the gate failed).
     """
 
-    def __init__(self, state: State, gate: Gate, upgrade: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, state: State, gate: Gate, upgrade: Upgrader | None = None, rules: Rules | None = None,
+        save: Callable[[Command | None], None] = lambda command: None,
+    ) -> None:  # fmt: skip
         self.state = state
+        self._save = save
         self.gate = gate
         self.upgrade = upgrade
+        self.rules = rules or Rules()
         self.on_change: list[OnChange] = []
         self.version = _version()
-        self._upgrade_state = "idle"
         self._regions: dict[str, dict[int, Region]] = {}
         self._plans: dict[int, GpuPlan] = {}
         self._processes = Processes(gate)
@@ -54,16 +69,26 @@ class System:
         self._rates: dict[tuple[str, int], Rate] = {}
         self._gpu_rates: dict[int, Rate] = {}
         self._watchdog: dict[int, tuple[int, bool]] = {}
+        self._standings: dict[tuple[str, int], Standing] = {}
+        self._dampers: dict[tuple[str, int], Damper] = {}
+        self._audits: dict[int, str] = {}
         for gpu in state.gpus.values():
             gate.add_gpu(gpu.index, uuid_bytes(gpu.uuid), gpu.memory)
-            self._push_plan(gpu.index)
+        for instance in state.instances.values():
+            self._open_regions(instance)
+        for index in state.gpus:
+            self._push_plan(index)
 
     # Commands
 
     def apply(self, command: Command, *, log_refusal: bool = True) -> Instance | None:
         """Carry out ``command`` as a whole, or raise CommandError and leave everything as it was.
 
-        CommandError has EIO where the gate failed. Both outcomes are logged; a refusal unless the caller says it does.
+        CommandError has EIO where the gate failed, and what the file system said where the state cannot be stored. Both
+        outcomes are logged; a refusal unless the caller says it does.
+
+        The state is stored before anybody notices the change: what fails then has changed nothing, and what a crash
+        comes upon later is carried out by the successor, from the file.
         """
         fields = describe(command)
         try:
@@ -73,10 +98,18 @@ class System:
             result = self.state.apply(command)
             notes = self.state.notes
             try:
+                self._store(command)
+            except OSError as error:
+                self.state.restore(before)
+                raise CommandError(
+                    error.errno or EIO, f"{fields['what']}: the state cannot be stored: {error.strerror or error}"
+                ) from error
+            try:
                 self._carry_out(command, result)
             except OSError as error:
                 self.state.restore(before)
                 self._repair()
+                self._tolerate(self._store)
                 raise CommandError(EIO, f"{fields['what']}: the gate failed: {error.strerror or error}") from error
             self._tell(command, result)
         except CommandError as error:
@@ -95,13 +128,17 @@ class System:
         if count := len(self.attached(ident)):
             raise CommandError(EBUSY, f"destroy {ident}: {count} of its processes use the GPU: end them first")
 
+    def _store(self, command: Command | None = None) -> None:
+        # An upgrade is no state; what the audit shut is found again.
+        if not isinstance(command, Upgrade | SetShut):
+            self._save(command)
+
     def _carry_out(self, command: Command, result: Instance | None) -> None:
         match command:
             case Upgrade():
                 if self.upgrade is None:
                     raise CommandError(EOPNOTSUPP, "upgrade: this daemon cannot be replaced while it runs")
-                self.upgrade()
-                self._upgrade_state = "running"
+                self.upgrade.ask()
             case Create() if result:
                 self._open_regions(result)
                 self._push_plans(result)
@@ -129,6 +166,7 @@ class System:
     def _uncreate(self, undo: Destroy, instance: Instance | None, told: list[OnChange]) -> None:
         self.state.apply(undo)
         self._repair()
+        self._tolerate(self._store)
         for callback in told:
             self._tolerate(callback, undo, instance)
 
@@ -146,6 +184,8 @@ class System:
             self._processes.drop(ident, gpu)
             self._other.pop((ident, gpu), None)
             self._rates.pop((ident, gpu), None)
+            self._standings.pop((ident, gpu), None)
+            self._dampers.pop((ident, gpu), None)
             self._tolerate(self.gate.remove_region, region)
 
     def _push_plans(self, instance: Instance) -> None:
@@ -220,20 +260,53 @@ class System:
         return self._processes.memory(region) if region else []
 
     def ledger(self, gpu: int) -> dict[int, int]:
-        """Bytes by host pid that the hooks know of on this GPU: the ``before`` of observe()."""
-        regions = (made[gpu] for made in self._regions.values() if gpu in made)
-        return {pid: used for region in regions for pid, used in self._processes.ledger(region).items()}
-
-    def observe(self, gpu: int, before: Mapping[int, int], used: Mapping[int, int]) -> None:
-        """Take in what NVML says each process uses: what the hooks cannot see (contexts, modules) counts too.
-
-        ``before`` is ledger() from before NVML was asked. An allocation or free between the two readings would look
-        like hidden memory, so the larger ledger counts, and of two observations in a row the smaller difference.
-        """
-        for ident, made in self._regions.items():
+        """Bytes by host pid that the hooks know of on this GPU, for a Sample."""
+        found: Counter[int] = Counter()
+        for made in self._regions.values():
             if gpu in made:
-                self._processes.observe(made[gpu], before, used)
+                found.update(self._processes.ledger(made[gpu]))
+        return dict(found)
+
+    def connected(self, gpu: int) -> dict[int, str]:
+        """The connected processes of all instances on this GPU: host pid to full ID."""
+        return self._processes.connected(gpu)
+
+    def rises(self, gpu: int, sample: Sample, strays: Mapping[int, str]) -> bool:
+        """Whether observe() with this sample alone would count more memory of some process: then take further ones."""
+        return self._processes.rises(gpu, sample, strays)
+
+    def observe(self, gpu: int, samples: Sequence[Sample], strays: Mapping[int, str], audit: str = "ok") -> None:
+        """Take in one look at what NVML says each process uses: what the hooks do not know counts too.
+
+        ``strays``: the processes in it that are not connected and belong to an instance, host pid to full ID. No
+        sample: nothing is known, and nothing is held against anybody. ``audit`` is what status shows of this GPU.
+        """
+        self._audits[gpu] = audit
+        self._processes.observe(gpu, samples, strays)
+        for ident, made in list(self._regions.items()):
+            if gpu in made:
                 self._push_other(ident, gpu)
+                self._audit(ident, gpu)
+
+    def _audit(self, ident: str, gpu: int) -> None:
+        share, processes = self.state.instances[ident].shares[gpu], self._processes
+        facts = Facts(
+            share.memsize,
+            sum(processes.ledger(self._regions[ident][gpu]).values()),
+            processes.hidden(ident, gpu),
+            processes.strays(ident, gpu),
+        )
+        old = self._standings.get((ident, gpu), Standing())
+        new = self._standings[ident, gpu] = judge(old, facts, self.rules)
+        for line in news(old, new, facts):
+            if (held := self._dampers.setdefault((ident, gpu), Damper()).note()) is not None:
+                level = logging.WARNING if line.warning else logging.INFO
+                log.log(level, "%s %s%s", line.words, pairs(gpu=gpu, instance=ident, **line.fields), held)
+        if share.shut != (shut := new.over and self.rules.gate):
+            try:
+                self.apply(SetShut(gpu, ident, shut))
+            except CommandError:  # the gate failed, which is logged: the next look tries again
+                pass
 
     def _push_other(self, ident: str, gpu: int) -> None:
         if self._processes.other(ident, gpu) != self._other.get((ident, gpu), 0):
@@ -284,6 +357,7 @@ class System:
             fallbacks=use.fallbacks,
             instances=rows,
             starved=use.starved,
+            audit=self._audits.get(index, "off"),
         )
 
     def _instance_usage(self, instance: Instance, gpu: int, entitled: float) -> InstanceUsage:
@@ -300,6 +374,7 @@ class System:
             entitled=entitled,
             mem_used=sum(used for _, used in memory),
             mem_limit=share.memsize,
+            mem_other=self._processes.other(instance.id, gpu),
             processes=tuple(pid for pid, _ in memory),
             waiting=use.waiting,
             holding=use.holding,
@@ -307,11 +382,13 @@ class System:
             turns=use.turns,
             overdue=use.overdue,
             counters=self._processes.counters(region),
+            audit=self._standings.get(key, Standing()),
+            shut=share.shut,
         )
 
     def upgrade_state(self) -> str:
-        """What the tree's ``upgrade`` reads: ``idle``, or ``running`` once a replacement was asked for."""
-        return self._upgrade_state
+        """What the tree's ``upgrade`` reads: ``idle``, ``running``, or ``failed:`` and why this daemon goes on."""
+        return str(self.upgrade or "idle")
 
 
 def _version() -> str:

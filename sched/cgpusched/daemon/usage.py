@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cgpusched.daemon.audit import Standing
 from cgpusched.gate import SlotUse
 
 
@@ -66,7 +67,10 @@ class InstanceUsage:
     entitled: float
     """What the policy entitles it to now."""
     mem_used: int
+    """All of it, ``mem_other`` included."""
     mem_limit: int
+    mem_other: int
+    """In use and unknown to its hooks, from NVML: contexts, modules, and what passed the hook."""
     processes: tuple[int, ...]
     """Host pids of those that use this GPU."""
     waiting: bool
@@ -75,6 +79,9 @@ class InstanceUsage:
     turns: int
     overdue: int
     counters: Counters
+    audit: Standing
+    shut: bool
+    """The audit shut its gate."""
 
 
 @dataclass(frozen=True)
@@ -96,3 +103,5 @@ class GpuUsage:
     instances: tuple[InstanceUsage, ...]
     starved: int = 0
     """Times that somebody who was due waited for too long, and everybody got plain sharing for a while."""
+    audit: str = "off"
+    """``ok``; ``off``; or why NVML's figures cannot be had."""

@@ -11,6 +11,7 @@ ABI_VERSION = 1
 MAX_GPUS = 16
 SLOTS = 512
 HELLO_INFO = 1
+GPU_NATIVE = 1
 
 HELLO = struct.Struct("<IIII48x")
 WELCOME = struct.Struct("<IIiI136s128s")
@@ -57,13 +58,23 @@ class WelcomeGpu:
     mem_total: int
 
 
-def welcome(instance: str, gpus: Sequence[WelcomeGpu]) -> bytes:
+@dataclass(frozen=True)
+class NativeGpu:
+    """One that the client sees whole. ``memory``: the card's, in bytes."""
+
+    uuid: bytes
+    gpu: int
+    memory: int
+
+
+def welcome(instance: str, gpus: Sequence[WelcomeGpu], native: Sequence[NativeGpu] = ()) -> bytes:
     """The answer to a good hello, ``gpus`` in the order the program shall see them."""
     head = WELCOME.pack(ABI_MAGIC, ABI_VERSION, 0, len(gpus), instance.encode(), b"")
-    body = b"".join(
+    shared = b"".join(
         WELCOME_GPU.pack(gpu.uuid, gpu.gpu, gpu.slot, gpu.slot_gen, 0, gpu.mem_limit, gpu.mem_total) for gpu in gpus
     )
-    return (head + body).ljust(WELCOME_SIZE, b"\0")
+    whole = b"".join(WELCOME_GPU.pack(gpu.uuid, gpu.gpu, 0, 0, GPU_NATIVE, 0, gpu.memory) for gpu in native)
+    return (head + shared + whole).ljust(WELCOME_SIZE, b"\0")
 
 
 def refusal(instance: str, code: int, text: str) -> bytes:

@@ -6,30 +6,16 @@ import logging
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from cgpusched.driver import elf, image
+from cgpusched.driver.names import CUDA, FOLDERS, NVML
+from cgpusched.driver.names import Driver as Driver  # what find_driver() gives is imported from here too
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs
 
 log = logging.getLogger(__name__)
-
-CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
-# Debian, Ubuntu; Debian's alternatives; Red Hat, SUSE; NVIDIA's container images; WSL; NixOS; a plain .run install
-FOLDERS = tuple(map(Path, (
-    "/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib64", "/usr/lib64/nvidia",
-    "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib", "/usr/lib",
-    "/lib/x86_64-linux-gnu", "/lib64")))
-
-
-@dataclass(frozen=True)
-class Driver:
-    """The real files (no symbolic links) of one driver."""
-
-    cuda: Path
-    nvml: Path
 
 
 def packaged(name: str) -> Path:

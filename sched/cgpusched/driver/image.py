@@ -24,7 +24,7 @@ from enum import IntEnum
 from cgpusched.driver.elf import VER_FLG_BASE, VERSYM_HIDDEN, Library, Version
 
 HOOK = "libcgpu-hook.so.1"
-# The second folder: in a container only the proxies are mounted over the driver's files, the hook is not beside them.
+# Where only the proxies are mounted over the driver's files the hook is not beside them: a container has it here.
 RUNPATH = "$ORIGIN:/usr/local/cgpu/lib"
 BIND = "cgpu_proxy_bind"
 ABI = 1  # CGPU_ABI_VERSION
@@ -153,9 +153,12 @@ def _version_definitions(versions: list[Version], strings: _Strings) -> bytes:
     return out
 
 
-def render(library: Library, kind: Kind, soname: str) -> bytes:
-    """The proxy of ``library``, which names itself ``soname``. The same input gives the same bytes."""
-    image = _Image(library, kind, soname)
+def render(library: Library, kind: Kind, soname: str, runpath: str = RUNPATH) -> bytes:
+    """The proxy of ``library``, which names itself ``soname`` and finds the hook in the folders ``runpath``.
+
+    The same input gives the same bytes.
+    """
+    image = _Image(library, kind, soname, runpath)
     image.place()
     image.fill_code()
     image.fill_symbols()
@@ -168,7 +171,7 @@ def render(library: Library, kind: Kind, soname: str) -> bytes:
 class _Image:
     """The sections first get their sizes, then their places, then what depends on places is filled in."""
 
-    def __init__(self, library: Library, kind: Kind, soname: str) -> None:
+    def __init__(self, library: Library, kind: Kind, soname: str, runpath: str) -> None:
         versions = list(library.versions)
         if versions and not versions[0].flags & VER_FLG_BASE:
             versions.insert(0, Version(soname, VER_FLG_BASE))
@@ -185,7 +188,7 @@ class _Image:
         strings = _Strings()
         self.names_at = [strings.add(name) for name in [BIND, *names]]
         self.labels_at = [strings.add(entry.label) for entry in self.entries]
-        self.needed, self.soname, self.runpath = strings.add(HOOK), strings.add(soname), strings.add(RUNPATH)
+        self.needed, self.soname, self.runpath = strings.add(HOOK), strings.add(soname), strings.add(runpath)
         definitions = _version_definitions(versions, strings)
         versym = struct.pack(f"<{self.count + 2}H", 0, 1, *(self.entries[i].version for i in self.order))
 

@@ -1,5 +1,6 @@
 """The container engines' own configuration: what makes them run containers through ``cgpu-runtime``.
 
-``docker``, ``containerd`` and ``podman`` are pure: the text of a configuration file in, the new text out. ``setup``
-reads and writes the files and tells the engine. ``cdi`` writes the specification that engines with CDI read.
+``docker``, ``containerd``, ``podman`` and ``podman_hook`` are pure: the text of a configuration file in, the new text
+out. ``setup`` reads and writes the files and tells the engine. ``cdi`` writes the specification that engines with CDI
+read.
 """

@@ -28,7 +28,7 @@ def configure(text: str, binary: str, default: bool = False) -> Edit:
     plain = plain or "version = 2\n"
     data = _parse(plain)
     version = data.get("version", 1)
-    if version not in PLUGINS:
+    if type(version) is not int or version not in PLUGINS:
         raise UserError(f"version = {version!r}: only {' and '.join(map(str, PLUGINS))} are known (containerd config "
                         "migrate writes a newer one)")
     plugin = PLUGINS[version]
@@ -39,6 +39,8 @@ def configure(text: str, binary: str, default: bool = False) -> Edit:
     block = [BEGIN]
     if default:
         previous = _at(data, plugin).get(DEFAULT)
+        if not isinstance(previous, str | None):
+            raise UserError(f"`{DEFAULT}` is no text")
         if previous != OURS:
             before[DEFAULT] = previous
         changed = _set_default(plain, plugin, OURS)
@@ -64,7 +66,7 @@ def restore(text: str, binary: str, before: Remembered) -> Edit:
     if not found:
         return Edit(text, {}, [])
     version = _parse(plain).get("version", 1)
-    plugin = PLUGINS.get(version, PLUGINS[2])
+    plugin = PLUGINS[version] if type(version) is int and version in PLUGINS else PLUGINS[2]
     if _at(_parse(plain), plugin).get(DEFAULT) == OURS:
         plain = _set_default(plain, plugin, before.get(DEFAULT)) or plain
     return Edit("" if plain == "version = 2\n" else plain, {}, [])
@@ -73,7 +75,7 @@ def restore(text: str, binary: str, before: Remembered) -> Edit:
 def _parse(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"is not TOML: {error}") from None
 
 

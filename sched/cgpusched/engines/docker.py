@@ -57,7 +57,7 @@ def restore(text: str, binary: str, before: Remembered) -> Edit:
 def _parse(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"is not JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("runtimes", {}), dict):
         raise UserError("is no configuration of Docker's: an object is expected, and another in `runtimes`")
@@ -68,7 +68,10 @@ def _render(data: dict[str, Any], old: str) -> str:
     """As ``old`` was, down to its white space, if that says the same."""
     if old.strip() and json.loads(old) == data:
         return old
-    return json.dumps(data, indent=4, ensure_ascii=False) + "\n"
+    text = json.dumps(data, indent=4, ensure_ascii=False)
+    if any("\ud800" <= char <= "\udfff" for char in text):  # escaped before; as themselves they can't be written
+        text = json.dumps(data, indent=4)
+    return text + "\n"
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:

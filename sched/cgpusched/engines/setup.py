@@ -15,7 +15,7 @@ from types import ModuleType
 
 from cgpusched import files
 from cgpusched.driver.find import packaged
-from cgpusched.engines import containerd, docker, podman
+from cgpusched.engines import containerd, docker, podman, podman_hook
 from cgpusched.engines.edit import Edit, Remembered
 from cgpusched.errors import UserError
 
@@ -46,6 +46,7 @@ class Wish:
     """What the administrator asked for; None = what fits the engine."""
 
     engine: str
+    """A key of ENGINES."""
     config: Path | None = None
     default: bool | None = None
     binary: Path = BINARY
@@ -201,4 +202,6 @@ ENGINES = {
     "docker": Engine(docker, Path("/etc/docker/daemon.json"), True, _reload_docker),
     "containerd": Engine(containerd, Path("/etc/containerd/config.toml"), False, _reload_containerd),
     "podman": Engine(podman, Path("/etc/containers/containers.conf.d/50-cgpu.conf"), True, _reload_podman),
+    # the one folder that podman looks into unless containers.conf names others
+    "podman-hook": Engine(podman_hook, Path("/usr/share/containers/oci/hooks.d/50-cgpu.json"), True, _reload_podman),
 }

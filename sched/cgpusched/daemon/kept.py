@@ -1,0 +1,289 @@
+"""Descriptors that outlive this process: the mounts and what they were opened with, and the sockets that others ask at.
+
+A successor gets them as systemd hands over descriptors (``LISTEN_FDS``), from its descriptor store or from the program
+that this process was before an exec (upgrade.py); or from the keeper (keeper.py), where no service manager has a store.
+Whichever it was, take() gives them, and keep() sees to it that the next one gets them.
+
+A name is ``KIND.TAG``. The tag says what it was opened for (a mount's device, a socket's inode), so that nothing is
+taken for what it is not.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from cgpusched.daemon import keeper
+from cgpusched.daemon.notify import Notifier
+from cgpusched.fields import pairs
+from cgpusched.sockets import address
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 60.0
+"""How long the keeper waits for a daemon."""
+ANSWER_SECONDS = 2.0
+AGAIN_SECONDS = 1.0
+"""Between two keepers."""
+_FIRST = 3  # SD_LISTEN_FDS_START
+
+
+class Store(Protocol):
+    """Holds what it is given until another process asks for it. Never raises: what fails is logged."""
+
+    def put(self, name: str, fd: int) -> None: ...
+    def drop(self, name: str) -> None: ...
+    def end(self) -> None:
+        """Nothing that it holds is needed any more."""
+
+
+def inherited(environ: dict[str, str]) -> dict[str, int]:
+    """What sd_listen_fds(3) would say, by name; not passed on. A name that is there twice is the later one."""
+    pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
+    names = environ.pop("LISTEN_FDNAMES", "").split(":")
+    environ.pop("LISTEN_PIDFDID", None)
+    if pid != str(os.getpid()) or not count.isdecimal():
+        return {}
+    found: dict[str, int] = {}
+    for number, name in zip(range(_FIRST, _FIRST + int(count)), names, strict=False):
+        os.set_inheritable(number, False)
+        if name in found:
+            os.close(found[name])
+        found[name] = number
+    return found
+
+
+class Kept:
+    """What is kept, and in which store. All from the trio thread."""
+
+    def __init__(self, found: Mapping[str, int], store: Store) -> None:
+        """``found``: what a predecessor left; owned from here on."""
+        self._found = dict(found)
+        self._store = store
+        self._held: dict[str, int] = {}
+        self.final = not found
+        """Whether what is kept goes with this daemon. Else the next one goes on with it: also if this start fails."""
+        self._ending = False
+
+    def take(self, kind: str, tag: str) -> int | None:
+        """A descriptor that a predecessor left, the caller's from here on. Others of that kind are given up."""
+        chosen = None
+        for name in [name for name in self._found if name.partition(".")[0] == kind]:
+            fd = self._found.pop(name)
+            if name == f"{kind}.{tag}":
+                chosen = fd
+            else:
+                os.close(fd)
+                self._store.drop(name)
+        return chosen
+
+    def take_bytes(self, kind: str, tag: str) -> bytes:
+        """What keep_bytes() kept; nothing if there is none."""
+        fd = self.take(kind, tag)
+        if fd is None:
+            return b""
+        with open(fd, "rb") as file:
+            return os.pread(file.fileno(), 1 << 16, 0)
+
+    def keep(self, kind: str, tag: str, fd: int) -> None:
+        """Has a copy of ``fd`` outlive us, in the place of what was kept of that kind."""
+        for name in [name for name in self._held if name.partition(".")[0] == kind]:
+            self._drop(name)
+        name = f"{kind}.{tag}"
+        self._held[name] = os.dup(fd)
+        self._store.put(name, fd)
+
+    def keep_bytes(self, kind: str, tag: str, content: bytes) -> None:
+        fd = os.memfd_create(kind, os.MFD_CLOEXEC)
+        try:
+            os.pwrite(fd, content, 0)
+            self.keep(kind, tag, fd)
+        finally:
+            os.close(fd)
+
+    def listener(self, kind: str, path: Path, bind: Callable[[], socket.socket]) -> socket.socket:
+        """The listening socket at ``path``, with all who wait in its queue; a new one by ``bind`` if none was left."""
+        fd = self.take(kind, _inode(path))
+        sock = bind() if fd is None else socket.socket(fileno=fd)
+        sock.setblocking(False)
+        self.keep(kind, _inode(path), sock.fileno())
+        return sock
+
+    def ready(self) -> None:
+        """This start came to its end: from now on the next daemon goes on with what is kept."""
+        self.abandon()
+        if not self._ending:
+            self.final = False
+
+    def end(self, final: bool) -> None:
+        """This daemon stops, for good or to be started again. That holds, also if it becomes ready a moment later."""
+        self._ending = True
+        self.final = final
+
+    def abandon(self) -> None:
+        """Gives up all that a predecessor left and nobody took."""
+        for name, fd in self._found.items():
+            os.close(fd)
+            self._store.drop(name)
+        self._found.clear()
+
+    @property
+    def names(self) -> list[str]:
+        """What a predecessor left and nobody took."""
+        return list(self._found)
+
+    def held(self) -> dict[str, int]:
+        """What is kept, by name; still owned here."""
+        return dict(self._held)
+
+    def put_again(self) -> None:
+        """For a store that has forgotten all."""
+        for name, fd in self._held.items():
+            self._store.put(name, fd)
+
+    def close(self) -> None:
+        """The copies; with ``final`` also what the store holds."""
+        for fd in [*self._found.values(), *self._held.values()]:
+            os.close(fd)
+        if self.final:
+            for name in [*self._found, *self._held]:
+                self._store.drop(name)
+            self._store.end()
+        self._found.clear()
+        self._held.clear()
+
+    def _drop(self, name: str) -> None:
+        os.close(self._held.pop(name))
+        self._store.drop(name)
+
+
+def _inode(path: Path) -> str:
+    try:
+        return str(path.lstat().st_ino)
+    except OSError:
+        return ""
+
+
+class ManagerStore:
+    """systemd's: FDSTORE=1. A manager that has none ignores what it is told."""
+
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
+
+    def put(self, name: str, fd: int) -> None:
+        self._notifier.send("FDSTORE=1", f"FDNAME={name}", fd=fd)
+
+    def drop(self, name: str) -> None:
+        self._notifier.send("FDSTOREREMOVE=1", f"FDNAME={name}")
+
+    def end(self) -> None:
+        pass
+
+
+class KeeperStore:
+    """The keeper's process, found or started by connect()."""
+
+    def __init__(self, runtime: Path) -> None:
+        self._runtime = runtime
+        self._sock: socket.socket | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._sock is not None
+
+    def connect(self) -> dict[str, int]:
+        """Asks the one that is there for what it holds, or starts one. Blocks for ANSWER_SECONDS at most, or so."""
+        found = self._ask()
+        if found is None:
+            self._start()
+        return found or {}
+
+    def _ask(self) -> dict[str, int] | None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        found: dict[str, int] = {}
+        try:
+            sock.settimeout(ANSWER_SECONDS)
+            with address(self._runtime / keeper.NAME) as name:
+                sock.connect(name)
+            sock.send(b"give")
+            while True:
+                data, fds, _, _ = socket.recv_fds(sock, keeper.MESSAGE_MAX, 4)
+                verb, _, name = data.decode("ascii", "replace").partition(" ")
+                for fd in fds:
+                    os.set_inheritable(fd, False)
+                if verb == "have" and len(fds) == 1:
+                    found[name] = fds[0]
+                elif verb == "done":
+                    self._sock = sock
+                    return found
+                else:
+                    _close(fds)
+                    raise ConnectionError("it ended")
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                log.warning("keeper does not answer %s", pairs(reason=error))
+            _close(found.values())
+            sock.close()
+            return None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-I", "-S", keeper.__file__, str(self._runtime), str(PATIENCE_SECONDS)]
+        try:
+            with theirs:
+                subprocess.run(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               cwd="/", start_new_session=True, timeout=30, check=True)  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            log.error("no keeper %s", pairs(reason=error, means="the mounts end with this process"))
+            ours.close()
+        else:
+            self._sock = ours
+
+    async def run_forever(self, kept: Kept) -> None:
+        """Starts another one when the keeper has ended, and gives it all that is kept."""
+        while True:
+            if self._sock is not None:
+                await trio.lowlevel.wait_readable(self._sock)
+                log.warning("keeper has ended %s", pairs(starting="another"))
+                self._sock.close()
+                self._sock = None
+            await trio.sleep(AGAIN_SECONDS)
+            await trio.to_thread.run_sync(self._start)
+            kept.put_again()
+
+    def put(self, name: str, fd: int) -> None:
+        self._send(f"keep {name}", fd)
+
+    def drop(self, name: str) -> None:
+        self._send(f"drop {name}")
+
+    def end(self) -> None:
+        self._send("end")
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _send(self, text: str, fd: int = -1) -> None:
+        if self._sock is None:
+            return
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+        try:
+            self._sock.sendmsg([text.encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as error:
+            log.warning("keeper was not told %s", pairs(text=text, reason=error.strerror))
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,184 @@
+"""The task that reconciles: what it asks and when, and that nothing which hangs holds it or the daemon up."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import trio
+
+from cgpusched.commands import Create
+from cgpusched.daemon import auditor
+from cgpusched.daemon.auditor import PATIENCE, SAMPLES, Auditor
+from cgpusched.daemon.system import System
+from cgpusched.errors import UserError
+from cgpusched.model import Gpu
+from cgpusched.state import State
+
+GIB = 1 << 30
+
+
+class Desk:
+    """An auditor over a system with a fake gate; NVML and /proc say what the test says."""
+
+    def __init__(self, gate: Any, gpus: list[Gpu]) -> None:
+        self.gate = gate
+        self.system = System(State(gpus), gate)
+        self.gpu = gpus[0]
+        self.used: dict[int, int] = {}
+        self.owners: dict[int, str] = {}
+        self.asked: list[int] = []
+        self.reads = 0
+        self.read: Callable[[Gpu], Mapping[int, int]] = lambda gpu: self.used
+        self.owner: Callable[[int], str | None] = self._owner
+        self.auditor = Auditor(self.system, self._read, lambda: self.owner, 1.0, lambda: 0.0)
+        self.system.apply(Create("a", (0,), (GIB,)))
+
+    def _read(self, gpu: Gpu) -> Mapping[int, int]:
+        self.reads += 1
+        return self.read(gpu)
+
+    def _owner(self, pid: int) -> str | None:
+        self.asked.append(pid)
+        return self.owners.get(pid)
+
+    async def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            await self.auditor.look(self.gpu)
+
+    @property
+    def memory(self) -> list[tuple[int, int]]:
+        return self.system.memory("a", 0)
+
+    @property
+    def state(self) -> str:
+        return self.system.usage()[0].audit
+
+
+@pytest.fixture
+def desk(gate: Any, gpus: list[Gpu]) -> Desk:
+    return Desk(gate, gpus)
+
+
+@pytest.fixture
+def hang() -> Iterator[Callable[..., Any]]:
+    """A call that does not come back before the test ends."""
+    over = threading.Event()
+
+    def call(*_: object) -> Any:
+        assert over.wait(20)
+        raise UserError("too late")
+
+    yield call
+    over.set()
+
+
+async def test_what_nvml_sees_counts(desk: Desk) -> None:
+    desk.system.attach_process("a", 70, 0)
+    desk.used = {70: 300, 71: 40, 72: 5}
+    desk.owners = {71: "a"}
+    assert desk.state == "off"
+    await desk.look(2)
+    assert desk.memory == [(70, 300), (71, 40)]
+    assert desk.asked == [71, 72] * 2, "a connected one is known"
+    assert desk.state == "ok"
+
+
+async def test_a_rise_is_looked_at_more_closely_and_steady_memory_is_not(desk: Desk) -> None:
+    desk.owners = {71: "a"}
+    desk.used = {71: 40}
+    for reads in (1, 1 + SAMPLES, 1, 1):
+        desk.reads = 0
+        await desk.look()
+        assert desk.reads == reads
+    desk.used = {71: 30}
+    desk.reads = 0
+    await desk.look()
+    assert (desk.reads, desk.memory) == (1, [(71, 30)])
+
+
+async def test_memory_that_only_some_samples_saw_does_not_count(desk: Desk) -> None:
+    desk.owners = {71: "a"}
+    seen = iter([40, 40, 40, 7, 40, 40])
+    desk.read = lambda gpu: {71: next(seen)}
+    await desk.look(2)
+    assert desk.memory == [(71, 7)]
+
+
+async def test_an_instance_that_is_not_on_that_gpu_is_not_charged_there(desk: Desk) -> None:
+    desk.system.apply(Create("b", (1,), (GIB,)))
+    desk.used = {71: 40}
+    desk.owners = {71: "b"}
+    await desk.look(2)
+    assert desk.system.memory("b", 0) == [] and desk.system.memory("b", 1) == []
+
+
+async def test_figures_are_given_up_after_some_failures_and_one_line_says_so(desk: Desk, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    desk.used, desk.owners = {71: 2 * GIB}, {71: "a"}
+    await desk.look(2)
+    caplog.clear()
+
+    def fails(gpu: Gpu) -> Mapping[int, int]:
+        raise UserError("GPU is lost")
+
+    desk.read = fails
+    await desk.look(PATIENCE - 1)
+    assert desk.memory == [(71, 2 * GIB)] and not caplog.messages
+    await desk.look(3)
+    assert desk.memory == [] and desk.state == "GPU is lost"
+    assert [line for line in caplog.messages if "audit" in line] == ['no audit gpu=0 reason="GPU is lost"']
+    desk.read = lambda gpu: desk.used
+    await desk.look(2)
+    assert desk.memory == [(71, 2 * GIB)] and desk.state == "ok"
+    assert [line for line in caplog.messages if "audit" in line][1:] == ["audit again gpu=0"]
+
+
+async def test_one_failure_is_none(desk: Desk, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    answers: list[Any] = [UserError("busy"), {}] * 10
+
+    def read(gpu: Gpu) -> Mapping[int, int]:
+        answer = answers.pop(0)
+        if isinstance(answer, UserError):
+            raise answer
+        return dict(answer)
+
+    desk.read = read
+    await desk.look(20)
+    assert not [line for line in caplog.messages if "audit" in line] and desk.state == "ok"
+
+
+async def test_an_nvml_that_hangs_is_given_up_and_only_one_thread_with_it(
+    desk: Desk, hang: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(auditor, "NVML_SECONDS", 0.05)
+    desk.read = hang
+    await desk.look(PATIENCE)
+    assert "did not answer" in desk.state
+    assert desk.reads == 1
+
+
+async def test_a_process_that_makes_its_reader_wait_is_asked_about_once(
+    desk: Desk, hang: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(auditor, "OWNER_SECONDS", 0.05)
+    desk.used, desk.owners = {70: 9, 71: 40}, {71: "a"}
+    desk.owner = lambda pid: hang() if pid == 70 else desk._owner(pid)
+    await desk.look(3)
+    assert desk.memory == [(71, 40)]
+    assert [line for line in caplog.messages if "/proc" in line] == ["/proc does not answer gpu=0 pid=70"]
+    desk.used = {}
+    await desk.look()
+    desk.used, desk.owner, desk.owners = {70: 9}, desk._owner, {70: "a"}  # another process of that number
+    await desk.look(2)
+    assert desk.memory == [(70, 9)]
+
+
+async def test_it_goes_on_with_all_gpus(desk: Desk, nursery: trio.Nursery, until: Any) -> None:
+    seen: list[int] = []
+    desk.read = lambda gpu: seen.append(gpu.index) or {}
+    desk.auditor = Auditor(desk.system, desk.read, lambda: desk.owner, 0.01)
+    nursery.start_soon(desk.auditor.run_forever)
+    await until(lambda: len(seen) >= 6)
+    assert seen[:6] == [0, 1] * 3
