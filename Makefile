@@ -3,9 +3,9 @@
 PYTHON := python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-APT    := gcc libc6-dev binutils libfuse3-dev pkg-config python3-dev python3-venv
+APT    := gcc g++ libc6-dev binutils libfuse3-dev pkg-config python3-dev python3-venv
 # the interpreter that builds the environment may itself not be there yet
-HAVE   := command -v gcc >/dev/null && command -v readelf >/dev/null && pkg-config --exists fuse3 && \
+HAVE   := command -v gcc >/dev/null && command -v g++ >/dev/null && command -v readelf >/dev/null && pkg-config --exists fuse3 && \
           $(PYTHON) -c 'import ensurepip, os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 CODE   := pyproject.toml build_ffi.py $(shell find csrc -type f -not -name '*.pyc')
 FRAMEWORKS := .venv-frameworks

@@ -1,20 +1,27 @@
-/* ledger.c: the map from a device pointer or handle to its charge: 16 shards a kind, each a table under a lock of its own. */
+/* ledger.c: the map from a device pointer or handle to its charge: 16 shards a kind, each a table under a lock of its own.
+ *
+ * With many blocks live, what an operation costs is its wait for memory. So the place in the table is asked for ahead: a free
+ * does so before the driver is called and looks after it; an allocation's entry waits in its shard until the next one comes. */
 #include "ledger.h"
 
 #include <stddef.h>
 
 #include "client.h"
 #include "hook.h"
+#include "instance.h"
 #include "lock.h"
 #include "pool.h"
 #include "table.h"
 
 #define SHARDS (1 << TABLE_SHARD_BITS)
+#define LATE_BITS 10 /* tables larger than that are not in the near caches */
 
-struct shard {
-    _Alignas(64) struct hook_lock lock; /* a cache line each: threads on different shards do not meet */
+struct shard { /* a cache line each: threads on different shards do not meet */
+    _Alignas(64) struct hook_lock lock;
     struct table table;
+    struct table_entry late; /* the last that was put, not yet in the table; value 0: none */
 };
+_Static_assert(sizeof(struct shard) == 64, "a cache line");
 
 static struct shard shards[LEDGER_KINDS][SHARDS];
 static struct table_arena arenas[LEDGER_KINDS];
@@ -123,37 +130,185 @@ static void replaced(enum ledger_kind kind, uint64_t value)
         ledger_refund(entry.gpu, entry.bytes);
 }
 
-void ledger_put(enum ledger_kind kind, uint64_t key, const struct ledger_entry *entry)
+/* ---- frees under way ----
+ *
+ * Between the driver's freeing and the taking of the entry, another thread may be given the same address and put it. It finds
+ * the old entry then, and leaves it with the call that is under way for that address. */
+#define FLIGHTS 256 /* a kind; beyond them a free takes its entry before the driver is asked */
+struct ledger_flight {
+    _Alignas(64) uint64_t key; /* 0: none */
+    uint64_t value;            /* 0, or the entry, which is no longer in the table. The shard's lock */
+};
+static struct ledger_flight flights[LEDGER_POOL][FLIGHTS]; /* notes are not freed */
+static uint32_t threads;         /* that have freed */
+static CGPU_TLS uint32_t thread; /* its number, from 1: where it looks first */
+
+static struct ledger_flight *take_off(enum ledger_kind kind, uint64_t key)
+{
+    if (__builtin_expect(!thread, 0))
+        thread = __atomic_add_fetch(&threads, 1, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < FLIGHTS; i++) {
+        struct ledger_flight *flight = &flights[kind][(thread + i) % FLIGHTS];
+        uint64_t unused = 0;
+        if (__atomic_compare_exchange_n(&flight->key, &unused, key, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+            return flight;
+    }
+    return NULL;
+}
+
+/* false: its free went unseen. The shard's lock is held. */
+static bool hand_over(enum ledger_kind kind, uint64_t key, uint64_t value)
+{
+    for (uint32_t i = 0; i < FLIGHTS && !is_note(kind); i++)
+        if (load_acquire(&flights[kind][i].key) == key && !flights[kind][i].value) {
+            flights[kind][i].value = value;
+            return true;
+        }
+    return false;
+}
+
+/* ---- putting and taking ---- */
+
+/* *lost: an entry whose address the driver has handed out anew though its free went unseen; 0: none. false: no memory, nothing
+ * changed. The shard's lock is held, also for the next two. */
+static bool insert(enum ledger_kind kind, struct shard *shard, const struct table_entry *entry, uint64_t *lost)
+{
+    struct table_entry old;
+    if (!table_put(&shard->table, entry, &old))
+        return false;
+    *lost = __builtin_expect(old.value != 0, 0) && !hand_over(kind, entry->key, old.value) ? old.value : 0;
+    return true;
+}
+
+static bool insert_late(enum ledger_kind kind, struct shard *shard, uint64_t *lost)
+{
+    *lost = 0;
+    if (!shard->late.value)
+        return true;
+    if (!insert(kind, shard, &shard->late, lost))
+        return false;
+    store_relaxed(&shard->late.key, 0);
+    shard->late.value = 0;
+    return true;
+}
+
+static bool put_late(enum ledger_kind kind, struct shard *shard, const struct table_entry *entry, uint64_t *lost)
+{
+    if (!insert_late(kind, shard, lost))
+        return false;
+    store_relaxed(&shard->late.key, entry->key);
+    shard->late.value = entry->value;
+    return true;
+}
+
+static void put(enum ledger_kind kind, uint64_t key, uint64_t value)
 {
     struct shard *shard = shard_of(kind, key);
+    struct table_entry entry = {key, value};
+    uint64_t lost = 0;
     table_prefetch(&shard->table, key);
-    struct table_entry old, new = {key, pack(kind, entry)};
     hook_lock_take(&shard->lock);
-    bool done = table_put(&shard->table, &new, &old);
+    bool done = shard->table.bits > LATE_BITS ? put_late(kind, shard, &entry, &lost) : insert(kind, shard, &entry, &lost);
     hook_lock_drop(&shard->lock);
-    if (done && __builtin_expect(old.value != 0, 0))
-        replaced(kind, old.value);
+    if (__builtin_expect(lost != 0, 0))
+        replaced(kind, lost);
     if (!done) /* its charge stays until this process ends: too much counted rather than too little */
         hook_log("error", "event=ledger-full bytes=%llu: no memory to remember an allocation",
-                 (unsigned long long)entry->bytes);
+                 (unsigned long long)packed_bytes(kind, value));
+}
+
+/* From now on its entry is in the table, if there is one (but for a table without memory). */
+static void no_longer_late(enum ledger_kind kind, struct shard *shard, uint64_t key)
+{
+    uint64_t lost = 0;
+    if (__builtin_expect(load_relaxed(&shard->late.key) != key, 1))
+        return;
+    hook_lock_take(&shard->lock);
+    if (shard->late.key == key)
+        insert_late(kind, shard, &lost);
+    hook_lock_drop(&shard->lock);
+    if (lost)
+        replaced(kind, lost);
+}
+
+void ledger_put(enum ledger_kind kind, uint64_t key, const struct ledger_entry *entry)
+{
+    put(kind, key, pack(kind, entry));
+}
+
+static uint64_t take(enum ledger_kind kind, uint64_t key)
+{
+    struct shard *shard = shard_of(kind, key);
+    struct table_entry found;
+    no_longer_late(kind, shard, key);
+    hook_lock_take(&shard->lock);
+    bool known = table_take(&shard->table, key, &found);
+    hook_lock_drop(&shard->lock);
+    return known ? found.value : 0;
 }
 
 bool ledger_take(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry)
 {
+    uint64_t value = take(kind, key);
+    if (value)
+        *entry = unpack(kind, value);
+    return value != 0;
+}
+
+struct release ledger_releasing(enum ledger_kind kind, uint64_t key)
+{
+    struct release release = {.kind = kind, .key = key};
+    if (!key)
+        return release;
     struct shard *shard = shard_of(kind, key);
-    struct table_entry found;
     table_prefetch(&shard->table, key);
+    no_longer_late(kind, shard, key);
+    release.flight = take_off(kind, key);
+    if (__builtin_expect(!release.flight, 0))
+        release.taken = take(kind, key);
+    return release;
+}
+
+/* The call has come back: its entry, if it is to go, or if another was put at its address. */
+static uint64_t land(const struct release *release, bool freed)
+{
+    struct shard *shard = shard_of(release->kind, release->key);
+    struct table_entry found;
     hook_lock_take(&shard->lock);
-    bool known = table_take(&shard->table, key, &found);
+    uint64_t value = release->flight->value;
+    release->flight->value = 0;
+    if (freed && !value) {
+        if (table_take(&shard->table, release->key, &found)) {
+            value = found.value;
+        } else if (shard->late.key == release->key) { /* two have freed it, and it was handed out in between */
+            value = shard->late.value;
+            store_relaxed(&shard->late.key, 0);
+            shard->late.value = 0;
+        }
+    }
+    store_release(&release->flight->key, 0);
     hook_lock_drop(&shard->lock);
-    if (known)
-        *entry = unpack(kind, found.value);
-    return known;
+    return value;
+}
+
+bool ledger_released(const struct release *release, bool freed, struct ledger_entry *entry)
+{
+    uint64_t value = release->flight ? land(release, freed) : release->taken;
+    if (!value)
+        return false;
+    if (freed)
+        *entry = unpack(release->kind, value);
+    else if (release->flight)
+        replaced(release->kind, value); /* refused, and yet handed out anew */
+    else
+        put(release->kind, release->key, value);
+    return freed;
 }
 
 bool ledger_find(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry)
 {
     struct shard *shard = shard_of(kind, key);
+    no_longer_late(kind, shard, key);
     hook_lock_take(&shard->lock);
     const struct table_entry *found = table_find(&shard->table, key);
     uint64_t value = found ? found->value : 0;
@@ -188,9 +343,13 @@ void ledger_drop_owner(const void *owner)
     for (enum ledger_kind kind = 0; !is_note(kind); kind++)
         for (int i = 0; i < SHARDS; i++) {
             struct shard *shard = &shards[kind][i];
+            uint64_t lost = 0;
             hook_lock_take(&shard->lock);
+            insert_late(kind, shard, &lost);
             drop_from(kind, &shard->table, number, bytes);
             hook_lock_drop(&shard->lock);
+            if (lost)
+                replaced(kind, lost);
         }
     hook_lock_take(&owners_lock);
     store_relaxed(&owners[number], NULL);
@@ -206,8 +365,11 @@ void ledger_after_fork(void)
         for (int i = 0; i < SHARDS; i++) {
             tables[i] = &shards[kind][i].table;
             shards[kind][i].lock = (struct hook_lock){0};
+            shards[kind][i].late = (struct table_entry){0};
         }
         table_arena_free(&arenas[kind], tables, SHARDS);
+        for (int i = 0; i < FLIGHTS && !is_note(kind); i++)
+            flights[kind][i] = (struct ledger_flight){0};
     }
     for (uint32_t i = 1; i < owner_count; i++)
         owners[i] = NULL;

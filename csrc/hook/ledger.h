@@ -33,6 +33,18 @@ struct ledger_entry {
 void ledger_put(enum ledger_kind kind, uint64_t key, const struct ledger_entry *entry);
 bool ledger_take(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry); /* forgets; false: unknown */
 bool ledger_find(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry);
+
+/* A free, around the driver's call. The entry goes after it: what the driver refuses was never forgotten, and of several
+ * threads that free one address the one that the driver let through has it. Unknown keys are fine. */
+struct release {
+    enum ledger_kind kind;
+    uint64_t key, taken;          /* taken: the entry, where there is no */
+    struct ledger_flight *flight; /* ledger.c */
+};
+struct release ledger_releasing(enum ledger_kind kind, uint64_t key);
+/* true: `entry` is forgotten, and what it held is the caller's to give back. */
+bool ledger_released(const struct release *release, bool freed, struct ledger_entry *entry);
+
 /* An owner died: refunds all that was put with it, but for blocks of a pool. */
 void ledger_drop_owner(const void *owner);
 /* What was put with owner `from` counts as put with `to`, which nothing was put with yet. O(1); the drop is O(live blocks). */

@@ -84,35 +84,24 @@ static inline bool charge_correct(struct charge *charge, uint64_t bytes)
     return true;
 }
 
-/* One free. The entry goes before the driver is asked, since another thread may get the same address at once; it comes back if
- * the driver refuses. What is unknown (NULL, foreign, freed twice) is left to the driver:
+/* One free. What is unknown (NULL, foreign, freed twice) is left to the driver:
  *     struct release release = release_begin(LEDGER_POINTER, ptr);
  *     return release_end(&release, REAL(...)(...));
  */
-struct release {
-    enum ledger_kind kind;
-    bool known;
-    uint64_t key;
-    struct ledger_entry entry;
-};
-
 static inline struct release release_begin(enum ledger_kind kind, uint64_t key)
 {
-    struct release release = {.kind = kind, .key = key};
-    release.known = ledger_take(kind, key, &release.entry);
-    return release;
+    return ledger_releasing(kind, key);
 }
 
 static inline CUresult release_end(const struct release *release, CUresult result)
 {
-    if (!release->known)
+    struct ledger_entry entry;
+    if (!ledger_released(release, result == CUDA_SUCCESS, &entry))
         return result;
-    if (result != CUDA_SUCCESS)
-        ledger_put(release->kind, release->key, &release->entry);
-    else if (release->entry.pooled)
-        pool_freed(&release->entry, release->key);
+    if (entry.pooled)
+        pool_freed(&entry, release->key);
     else
-        ledger_refund(release->entry.gpu, release->entry.bytes);
+        ledger_refund(entry.gpu, entry.bytes);
     return result;
 }
 #endif

@@ -30,6 +30,7 @@ NAMES = {
 }
 
 async def sh(script: str, **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    """No ``cwd``: the child enters it before exec, and the interpreter that serves it waits for that."""
     with trio.fail_after(30):
         return await trio.run_process(
             ["sh", "-c", script], capture_stdout=True, capture_stderr=True, check=False,
@@ -119,7 +120,7 @@ async def test_own_directory_and_no_other(world: Any, mounted: Mount) -> None:
         listed = await sh(f"ls -a1 {view / path}")
         assert sorted(listed.stdout.decode().split()) == sorted([".", "..", *names])
     script = "cat 0/*/id 0/*/memsize 1/*/memsize default_memsize; cat inst_ctl; cat 0/*/meminfo"
-    shown = (await sh(script, cwd=view)).stdout.decode().splitlines()
+    shown = (await sh(f"cd {view} && {{ {script}; }}")).stdout.decode().splitlines()
     one, two = 15109 // 15, 15109 * 2 // 15
     assert shown == [ID, str(one * MIB), str(two * MIB), "0",
                      f"{ID} gpu=0,1 memsize={one * MIB},{two * MIB} weight=1 highprio=0", f"Free: {one * MIB}"]

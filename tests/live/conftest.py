@@ -85,16 +85,17 @@ def workers() -> Iterator[Workers]:
 
 @pytest.fixture
 def keepers() -> Callable[[Path], list[int]]:
-    """Pids of the keepers of a runtime folder."""
+    """Pids of the keepers of a runtime folder; one that has not found its name yet (it forks first) is none."""
 
     def find(runtime: Path) -> list[int]:
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 words = path.read_bytes().split(b"\0")
+                name = path.with_name("comm").read_text().strip()
             except OSError:
                 continue
-            if str(runtime).encode() in words and any(word.endswith(b"keeper.py") for word in words):
+            if name == "cgpud-keeper" and str(runtime).encode() in words:
                 found.append(int(path.parent.name))
         return found
 

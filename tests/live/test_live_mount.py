@@ -153,7 +153,7 @@ def test_signals_during_an_upgrade(node: Any) -> None:
 
 
 def test_a_stop_in_good_order_leaves_nothing(node: Any, keepers: Callable[[Path], list[int]]) -> None:
-    assert len(keepers(node.runtime)) == 1
+    wait_until(lambda: len(keepers(node.runtime)) == 1, "a keeper")
     node.daemon.send_signal(signal.SIGTERM)
     assert node.daemon.wait(20) == 0
     assert mounts(node.base) == {}
@@ -164,7 +164,7 @@ def test_a_stop_in_good_order_leaves_nothing(node: Any, keepers: Callable[[Path]
 def test_the_keeper_killed(node: Any, keepers: Callable[[Path], list[int]], workers: Any) -> None:
     """Another takes its place and holds the same."""
     workers.start("read", node.tree)
-    (keeper,) = keepers(node.runtime)
+    (keeper,) = wait_until(lambda: keepers(node.runtime), "a keeper")
     os.kill(keeper, signal.SIGKILL)
     (other,) = wait_until(lambda: [pid for pid in keepers(node.runtime) if pid != keeper], "another keeper")
     wait_until(lambda: sum("fuse" in os.readlink(path) for path in Path(f"/proc/{other}/fd").iterdir()) == 2, "mounts")
@@ -175,7 +175,7 @@ def test_the_keeper_killed(node: Any, keepers: Callable[[Path], list[int]], work
 def test_the_keeper_and_the_daemon_killed(node: Any, keepers: Callable[[Path], list[int]]) -> None:
     """Then the mounts end: who asks is told so, and the next daemon makes new ones."""
     node.write("create bare memsize=1GiB", "inst_ctl")
-    (keeper,) = keepers(node.runtime)
+    (keeper,) = wait_until(lambda: keepers(node.runtime), "a keeper")
     node.kill_daemon(signal.SIGSTOP)
     os.kill(keeper, signal.SIGKILL)
     node.kill_daemon()

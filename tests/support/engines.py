@@ -68,7 +68,7 @@ def environment(root: Path, *before: Path) -> dict[str, str]:
     unpacked = [root / part for part in ("usr/bin", "usr/sbin", "usr/libexec/podman")]
     folders = [*before, *unpacked, *os.environ["PATH"].split(":")]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("CGPU_", "DOCKER_", "LD_"))}
-    return {**kept, "PATH": ":".join(map(str, folders)), "LD_LIBRARY_PATH": f"{root / MULTIARCH}"}
+    return {**kept, "PATH": ":".join(map(str, folders)), "LD_LIBRARY_PATH": f"{root / MULTIARCH}:{root / 'lib/x86_64-linux-gnu'}"}
 
 
 CLAMP = '''#!{python} -ISs
