@@ -68,7 +68,19 @@ def environment(root: Path, *before: Path) -> dict[str, str]:
     unpacked = [root / part for part in ("usr/bin", "usr/sbin", "usr/libexec/podman")]
     folders = [*before, *unpacked, *os.environ["PATH"].split(":")]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("CGPU_", "DOCKER_", "LD_"))}
-    return {**kept, "PATH": ":".join(map(str, folders)), "LD_LIBRARY_PATH": f"{root / MULTIARCH}:{root / 'lib/x86_64-linux-gnu'}"}
+    return {**kept, "PATH": ":".join(map(str, folders)), "LD_LIBRARY_PATH": library_path(root)}
+
+
+def library_path(root: Path) -> str:
+    """Where their libraries are."""
+    return f"{root / MULTIARCH}:{root / 'lib/x86_64-linux-gnu'}"
+
+
+def unmount_below(base: Path) -> None:
+    """What an engine mounted and left: dockerd keeps its data folder mounted where mounts are shared."""
+    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for place in sorted((one for one in places if f"{one}/".startswith(f"{base}/")), key=len, reverse=True):
+        subprocess.run(["umount", "-l", place], check=False)
 
 
 CLAMP = '''#!{python} -ISs
@@ -263,4 +275,6 @@ class Dockerd:
         if left:
             self("rm", "-f", *left, check=False)
         end(self.process, "dockerd", 40)
+        for folder in ("data", "exec"):
+            unmount_below(self.base / folder)
         self.process = None

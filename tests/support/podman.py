@@ -29,8 +29,11 @@ class Podman:
         self.parent = parent
         self.env = engines.environment(root)
         self.options: list[str] = []
+        conmon = base / "conmon"  # podman does not hand the libraries' path on
+        conmon.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH={engines.library_path(root)} exec {root}/usr/bin/conmon "$@"\n')
+        conmon.chmod(0o755)
         self._fixed = ["--root", f"{base}/storage", "--runroot", f"{base}/runroot", "--tmpdir", f"{base}/tmp",
-                       "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--conmon", f"{root}/usr/bin/conmon"]
+                       "--cgroup-manager", "cgroupfs", "--events-backend", "file", "--conmon", f"{conmon}"]
         shutil.copytree("/etc", base / "etc", symlinks=True, ignore=shutil.ignore_patterns("containers", "cdi"))
         script = ENTER.format(base=base, root=root)
         self._inside = subprocess.Popen(["unshare", "-m", "--propagation", "private", "sh", "-c", script], text=True,
