@@ -2,13 +2,13 @@
  *
  *     alloc_overhead LIVE [TURNS]
  *
- * Prints "alloc_ns A added B free_ns C added D": the driver's own thread CPU time a call and what a call through the proxy takes
- * more; medians over the turns, of the differences pair by pair. Without a proxy the added time is that of nothing.
+ * Prints "alloc_ns A added B free_ns C added D": the driver's own thread CPU time a call and what a call through the proxy
+ * takes more; medians over the turns, of the differences pair by pair. Without a proxy the added time is that of nothing.
  *
- * Both are measured in one process, on one CPU, on the same blocks: where memory lies and who else is on the machine changes a free
- * among 100,000 blocks by more than what is looked for. A turn frees 2,000 random old blocks of 4 KiB and allocates as many,
- * BATCHES times; the first ones only warm the caches. The simulated driver hands out again what was just freed, so the blocks
- * that the proxy has seen stay the same ones; that is checked. */
+ * Both are measured in one process, on one CPU, on the same blocks: where memory lies and who else is on the machine changes
+ * a free among 100,000 blocks by more than what is looked for. A turn frees 2,000 random old blocks of 4 KiB and allocates as
+ * many, BATCHES times; the first WARM ones only warm the caches. The simulated driver hands out again what was just freed, so
+ * the blocks that the proxy has seen stay the same ones; that is checked. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <link.h>

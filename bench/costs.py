@@ -31,11 +31,12 @@ def launches(bench: Bench) -> None:
 def allocations(bench: Bench) -> None:
     """ns of thread CPU time that an allocation and a free cost more, by how many blocks live.
 
-    The program measures both itself, in turns on the same blocks: between two processes the driver's own differs by more."""
+    The program measures both itself, in turns on the same blocks: between processes the driver's own differs more."""
     for live in (10, 4_000) if bench.quick else (10, 4_000, 100_000):
         with bench.cell():
             id_ = bench.create(memory="8GiB")
-            runs = [bench.output(bench.run_in(id_, bench.alloc, live, 21)).split() for _ in range(3 if bench.quick else 9)]
+            runs = [bench.output(bench.run_in(id_, bench.alloc, live, 21)).split()
+                    for _ in range(3 if bench.quick else 9)]
         for name, bare, added in (("alloc_added_ns", 1, 3), ("free_added_ns", 5, 7)):
             bench.record(name, {"live": live}, [float(run[added]) for run in runs], "ns",
                          statistics.median(float(run[bare]) for run in runs))

@@ -75,7 +75,8 @@ def world(made: tuple[Podman, Node, Path], request: pytest.FixtureRequest) -> It
     one = World(*made, tuple(request.param.split("+")))
     one.setup()
     yield one
-    one.podman("rm", "--all", "--force", "-t", "0")
+    # of a user namespace that is on its way out, a mount may be busy for a moment
+    wait_until(lambda: one.podman("rm", "--all", "--force", "-t", "0", check=False).returncode == 0, "its end")
     wait_until(lambda: one.listed() == [], "all containers to be registered no more")
     one.undo()
 

@@ -1,4 +1,4 @@
-"""Frees around the driver's call: refused ones, several of one address, and addresses handed out anew before a call is back."""
+"""Frees around the driver's call: refused, several of one address, addresses handed out anew before a call is back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FLIGHTS = 256
 
 
 class Entry(ctypes.Structure):
-    _fields_ = [("gpu", ctypes.c_int), ("pooled", ctypes.c_bool), ("bytes", ctypes.c_uint64), ("owner", ctypes.c_void_p)]
+    _fields_ = [("gpu", ctypes.c_int), ("pooled", ctypes.c_bool), ("bytes", ctypes.c_uint64),
+                ("owner", ctypes.c_void_p)]
 
 
 class Release(ctypes.Structure):
@@ -154,7 +155,7 @@ def test_a_context_s_end(ledger: Ledger) -> None:
 
 
 def test_any_order(ledger: Ledger) -> None:
-    """Against a model: blocks come, frees begin and end in any order, some refused, addresses are used again at once."""
+    """Against a model: blocks come, frees begin and end in any order, some refused, addresses come again at once."""
     chance = random.Random(4)
     live: dict[int, int] = {}
     under_way: list[tuple[Release, int]] = []

@@ -6,7 +6,7 @@ this same process, with the descriptors that are kept and the lock. Clients of t
 were granted until they have joined again.
 
 Signals stay blocked from before the exec until the new program has its handlers: one that came in between would end
-it.
+it. Those that another thread of ours takes meanwhile are handed on by name.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ CHECK_SECONDS = 60.0
 LOCK = "lock"
 """The runtime folder's lock, among the descriptors handed on."""
 _FIRST = 3
+_CAUGHT = "CGPU_CAUGHT_SIGNALS"
 
 
 class Upgrade:
@@ -102,7 +103,13 @@ def started_with() -> list[str]:
 
 def execute(command: list[str], fds: Mapping[str, int]) -> NoReturn:
     """Becomes ``command``, which finds ``fds`` as systemd would hand them over. Never returns: it ends if it cannot."""
+    caught: list[int] = []
     try:
+        # trio's own handlers write to a descriptor that is about to become another, and run whenever a thread that does
+        # not block them took one.
+        for number in SIGNALS:
+            signal.signal(number, lambda taken, _: caught.append(taken))
+        signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         free = _FIRST + len(fds)
         sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, free) for fd in fds.values()]
@@ -114,6 +121,7 @@ def execute(command: list[str], fds: Mapping[str, int]) -> NoReturn:
         env = dict(os.environ, LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(fds)), LISTEN_FDNAMES=":".join(fds))
         sys.stdout.flush()
         sys.stderr.flush()
+        env[_CAUGHT] = ",".join(map(str, caught))
         os.execve(command[0], command, env)
     except BaseException:
         log.critical("the new program cannot be executed", exc_info=True)
@@ -129,8 +137,10 @@ def _close_on_exec(fd: int) -> None:
 
 
 def unblock() -> None:
-    """For a program that another has become: its handlers are there now."""
+    """For a program that another has become: its handlers are there now, and get what that one caught."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    for number in filter(None, os.environ.pop(_CAUGHT, "").split(",")):
+        os.kill(os.getpid(), int(number))
 
 
 async def is_stopped_for_good(
