@@ -22,8 +22,8 @@ class Must:
 PAIR, FIVE = [1, 2], [1, 2, 3, 4, 5]
 
 FIXED = {
-    "alloc_added_ns": Must("<=", 300),
-    "free_added_ns": Must("<=", 300),
+    "alloc_added_ns": Must("<=", 100),
+    "free_added_ns": Must("<=", 60),
     "start_300_ratio": Must("<=", 2),
     "longest_gap_cycles": Must("<=", 2),
     "device_use_bursty": Must(">=", 97),

@@ -107,8 +107,8 @@ def execute(command: list[str], fds: Mapping[str, int]) -> NoReturn:
     try:
         # trio's own handlers write to a descriptor that is about to become another, and run whenever a thread that does
         # not block them took one.
-        for number in SIGNALS:
-            signal.signal(number, lambda taken, _: caught.append(taken))
+        for one in SIGNALS:
+            signal.signal(one, lambda taken, _: caught.append(taken))
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         free = _FIRST + len(fds)
