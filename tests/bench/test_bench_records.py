@@ -35,8 +35,8 @@ def test_the_file_is_a_list_of_records(tmp_path: Path):
 @pytest.mark.parametrize("name,params,baseline,bound", [
     ("launch_added_ns", {"threads": 4, "limit": True}, 2.0, ("<=", 5)),
     ("launch_added_ns", {"threads": 4, "limit": False}, 2.0, None),
-    ("alloc_added_ns", {"live": 100_000}, 100.0, ("<=", 300)),
-    ("free_added_ns", {"live": 10}, 100.0, ("<=", 300)),
+    ("alloc_added_ns", {"live": 100_000}, 100.0, ("<=", 100)),
+    ("free_added_ns", {"live": 10}, 100.0, ("<=", 60)),
     ("ratio_error", CELL, None, ("<=", 1)),
     ("ratio_error", {**CELL, "kernel_us": 50_000}, None, ("<=", 1)),
     ("ratio_error", {**CELL, "kernel_us": [10, 10_000]}, None, ("<=", 1)),
