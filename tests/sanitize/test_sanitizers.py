@@ -79,7 +79,8 @@ def test_no_bad_address_and_nothing_undefined(addresses: Any) -> None:
     names = MORE if ALL else [*TESTS, *(f"client/test_client_gate.py::{name}" for name in CLIENT)]
     with tempfile.TemporaryDirectory(prefix="cgpu-") as base:  # short: a socket's path has 107 bytes
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={base}/run",
-                   *(f"tests/{name}" for name in names)]
+                   *(f"tests/{name}" for name in names),
+                   "--deselect=tests/sim/test_sim_vmm.py::test_killed_at_any_moment"]  # 17 busy processes, and slow
         done = subprocess.run(command, cwd=ROOT, env=addresses.env, check=False, capture_output=True, text=True)
     said = addresses.said()
     assert not said, said

@@ -161,6 +161,7 @@ class Peer:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if not self.pid:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: some run for ever, and a test may fail
             self.socket.close()
             self.socket = theirs
             code = 1
