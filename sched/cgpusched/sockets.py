@@ -1,9 +1,11 @@
-"""Unix socket addresses for paths of any length."""
+"""Unix sockets: addresses for paths of any length, and messages that carry descriptors."""
 
 from __future__ import annotations
 
+import array
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,3 +26,18 @@ def address(path: str | Path) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{name}"
     finally:
         os.close(fd)
+
+
+def rights(fds: Iterable[int]) -> list[tuple[int, int, array.array[int]]]:
+    """The ancillary data that sends these descriptors along. (socket.send_fds() passes its flags over.)"""
+    numbers = array.array("i", fds)
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if numbers else []
+
+
+def send_now(fileno: int, data: bytes, fds: Iterable[int] = ()) -> None:
+    """Sends a whole message without waiting, so that no descriptor in it can be closed and become another's meanwhile.
+
+    ``fileno``: of a SOCK_SEQPACKET connection. A fresh one always has room for it; OSError (EAGAIN) otherwise.
+    """
+    with socket.fromfd(fileno, socket.AF_UNIX, socket.SOCK_SEQPACKET) as plain:
+        plain.sendmsg([data], rights(fds), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -9,20 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from node import Node, running_node, wait_until
+from node import Node, wait_until
+from oci import standing_node
 
 ID = "0123456789abcdef" * 4
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("cgpud needs root and /dev/fuse")
-    runtime = tmp_path / "next"
-    runtime.write_text("#!/bin/sh\nexec cat\n")
-    runtime.chmod(0o755)
-    (tmp_path / "config.toml").write_text(f'runtimes = ["{runtime}"]\n')
-    with running_node(tmp_path, "1x15109MiB") as one:
+    with standing_node(tmp_path, "1x15109MiB") as one:
         yield one
 
 

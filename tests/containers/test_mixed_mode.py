@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node import ROOT, Node, build_c, running_node, wait_until
+from node import ROOT, Node, build_c, wait_until
+from oci import standing_node
 
 ID = "mixed"  # as long as the path of its socket may be
 T4 = 15109
@@ -23,13 +24,7 @@ TOTALS = [T4, T4, QUOTA]
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
-        pytest.skip("cgpud needs root and /dev/fuse")
-    runtime = tmp_path / "next"
-    runtime.write_text("#!/bin/sh\nexec cat\n")
-    runtime.chmod(0o755)
-    (tmp_path / "config.toml").write_text(f'runtimes = ["{runtime}"]\n')
-    with running_node(tmp_path, f"3x{T4}MiB") as one:
+    with standing_node(tmp_path, f"3x{T4}MiB") as one:
         yield one
 
 

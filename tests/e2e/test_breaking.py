@@ -12,13 +12,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from node import BIN, ROOT, Node, build_c, running_node, wait_until
+from node import BIN, ROOT, Node, build_c, descriptors, running_node, wait_until
 
 sys.path.insert(0, str(ROOT / "tests/tree"))
 import oracle  # noqa: E402  # the tables of docs/tree.md
@@ -57,15 +56,6 @@ def refusal(node: Node, path: str, data: bytes) -> str:
     finally:
         os.close(fd)
     return "taken"
-
-
-def descriptors(pid: int) -> Counter[str]:
-    """What kinds of descriptors a process has, and how many of each."""
-    found: Counter[str] = Counter()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            found[os.readlink(f"/proc/{pid}/fd/{fd}").split(":")[0]] += 1
-    return found
 
 
 # The tree of the real daemon

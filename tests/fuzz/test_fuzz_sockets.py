@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import socket
 import struct
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mutate import CASES, SEED
-from node import Node, running_node, wait_until
+from node import Node, descriptors, running_node, wait_until
 
 HELLO = struct.pack("<IIII48x", 0x75706763, 1, 4242, 0)
 KNOCKS = max(CASES // 5, 20)
@@ -37,14 +35,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def pid(node: Node) -> int:
     assert node.daemon
     return node.daemon.pid
-
-
-def descriptors(node: Node) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for fd in os.listdir(f"/proc/{pid(node)}/fd"):
-        with contextlib.suppress(OSError):
-            found[os.readlink(f"/proc/{pid(node)}/fd/{fd}").split(":")[0]] += 1
-    return found
 
 
 def resident(node: Node) -> int:
@@ -75,7 +65,7 @@ def test_the_sockets_stand_whatever_comes(node: Node, tmp_path: Path) -> None:
                "runtime": node.runtime / "runtime.sock"}
     folder = tmp_path / "bundles"
     folder.mkdir()
-    before, size, daemon = descriptors(node), resident(node), pid(node)
+    before, size, daemon = descriptors(pid(node)), resident(node), pid(node)
     knock = [sys.executable, Path(__file__).parent / "knock.py"]
     programs = [subprocess.Popen([*knock, path, kind, str(SEED), str(KNOCKS), folder], stderr=subprocess.PIPE)
                 for kind, path in sockets.items()]  # fmt: skip
@@ -98,7 +88,7 @@ def test_the_sockets_stand_whatever_comes(node: Node, tmp_path: Path) -> None:
     for ident in [one["id"] for one in node.status()["gpus"][0]["instances"] if one["id"] not in ("knocked", "other")]:
         node.ctl("destroy", ident, check=False)
     wait_until(lambda: sorted(os.listdir(node.runtime / "inst")) == ["knocked", "other"], "the containers to go")
-    wait_until(lambda: not descriptors(node) - before, f"{descriptors(node)} to be {before} again")
+    wait_until(lambda: not descriptors(pid(node)) - before, f"{descriptors(pid(node))} to be {before} again")
     assert os.listdir(node.runtime / "ct") == []
     assert resident(node) - size < GROWTH_MAX
     log = node.log.read_text()

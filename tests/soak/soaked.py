@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from node import Node
+from node import Node, descriptors
 
 MIB, GIB = 1 << 20, 1 << 30
 UNIT, PAGE = 512, 2 * MIB
@@ -32,15 +32,6 @@ def environment(node: Node, ident: str) -> dict[str, str]:
     """That of a program in the instance."""
     return {**os.environ, "LD_LIBRARY_PATH": str(node.base / "lib"), "CGPU_SIM_DIR": str(node.runtime / "sim"),
             "CGPU_SOCKET": str(node.runtime / "inst" / ident / "gate.sock")}
-
-
-def descriptors(pid: int) -> Counter[str]:
-    """What kinds of descriptors a process has, and how many of each."""
-    found: Counter[str] = Counter()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            found[os.readlink(f"/proc/{pid}/fd/{fd}").split(":")[0]] += 1
-    return found
 
 
 def settled_descriptors(pid: int) -> Counter[str]:

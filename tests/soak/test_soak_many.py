@@ -3,8 +3,8 @@
 import subprocess
 from pathlib import Path
 
-from node import ROOT, Node, build_c, wait_until
-from soaked import GIB, MIB, descriptors, environment, pages_of
+from node import ROOT, Node, build_c, descriptors, wait_until
+from soaked import GIB, MIB, environment, pages_of
 
 from cgpusched.driver.find import packaged
 

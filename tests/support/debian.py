@@ -9,12 +9,20 @@ SERIES = {"535": "bookworm", "550": "trixie"}
 """Driver series, and the release that has it."""
 
 
+def mirror() -> str:
+    """Where this machine has Debian's packages from."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian",
+               "Component: main"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    return next((one for one in found if one.rstrip("/").endswith("/debian")), found[0])
+
+
 def download(series: str, folder: Path, *packages: str) -> None:
     """Unpacks that series' ``packages`` below ``folder``, by a package configuration of its own. Needs the network."""
     for part in ("lists/partial", "cache/archives/partial", "deb"):
         (folder / part).mkdir(parents=True)
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    source = f"deb [signed-by={key}] http://deb.debian.org/debian {SERIES[series]} non-free\n"
+    source = f"deb [signed-by={key}] {mirror()} {SERIES[series]} non-free\n"
     (folder / "sources.list").write_text(source)
     options = [f"Dir::Etc::sourcelist={folder}/sources.list", "Dir::Etc::sourceparts=-",
                f"Dir::State::lists={folder}/lists", f"Dir::Cache={folder}/cache", "APT::Sandbox::User=root"]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def needs_host_pids() -> None:
     """Skips a test of what the driver's process lists come to where they are believed: in the first PID namespace."""
     if os.readlink("/proc/self/ns/pid") != "pid:[4026531836]":
         pytest.skip("this machine is in a PID namespace of its own, where a driver's lists are not believed")
+
+
+def descriptors(pid: int) -> Counter[str]:
+    """What kinds of descriptors a process has, and how many of each."""
+    found: Counter[str] = Counter()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found[os.readlink(f"/proc/{pid}/fd/{fd}").split(":")[0]] += 1
+    return found
 
 
 def build_c(source: Path, out: Path, *flags: str) -> Path:

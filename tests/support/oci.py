@@ -9,14 +9,32 @@ import stat
 import struct
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+from node import Node, running_node
 
 from cgpusched.driver.find import packaged
 
 HEAD = struct.Struct("<IIiI")
 MAGIC, VERSION = 0x72706763, 1
 CREATE, HOOK, DELETE, PRECREATE = 1, 2, 3, 4
+
+
+@contextmanager
+def standing_node(base: Path, gpus: str) -> Iterator[Node]:
+    """A real node whose cgpu-runtime goes on with a stand-in that waits for the end of its input."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("cgpud needs root and /dev/fuse")
+    runtime = base / "next"
+    runtime.write_text("#!/bin/sh\nexec cat\n")
+    runtime.chmod(0o755)
+    (base / "config.toml").write_text(f'runtimes = ["{runtime}"]\n')
+    with running_node(base, gpus) as one:
+        yield one
 
 
 class StandIn:

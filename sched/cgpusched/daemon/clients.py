@@ -11,7 +11,6 @@ paced.
 
 from __future__ import annotations
 
-import array
 import errno
 import logging
 import os
@@ -35,7 +34,7 @@ from cgpusched.errors import CommandError
 from cgpusched.fields import pairs
 from cgpusched.gate import agent_channel
 from cgpusched.model import Instance
-from cgpusched.sockets import SUN_PATH
+from cgpusched.sockets import SUN_PATH, send_now
 from cgpusched.units import uuid_bytes
 
 log = logging.getLogger(__name__)
@@ -231,7 +230,7 @@ class Clients:
             attachment = self._attach(door, sock, peer)
         except CommandError as error:
             self._refused(door, peer, str(error))
-            _send_now(sock, wire.refusal(instance.id, error.errno, str(error)))
+            send_now(sock.fileno(), wire.refusal(instance.id, error.errno, str(error)))
             return
         door.attached.add(attachment)
         log.debug("attached %s", pairs(instance=instance.id, pid=peer.pid))
@@ -265,7 +264,7 @@ class Clients:
         state, instance = self._system.state, door.instance
         regions = self._system.regions(instance.id)
         slots = {ticket.gpu: (ticket.slot, ticket.generation) for ticket in attachment.tickets} if attachment else {}
-        gpus, fds = [], array.array("i", [agent])
+        gpus, fds = [], [agent]
         for index, share in instance.shares.items():
             gpu, region = state.gpus[index], regions[index]
             slot, generation = slots.get(index, (0, 0))
@@ -273,7 +272,7 @@ class Clients:
             fds.extend((region.ctl_fd, region.report_fd, region.bell_fd))
         whole = [state.gpus[index] for index in instance.native]
         native = [wire.NativeGpu(uuid_bytes(gpu.uuid), gpu.index, gpu.memory) for gpu in whole]
-        _send_now(sock, wire.welcome(instance.id, gpus, native), fds)
+        send_now(sock.fileno(), wire.welcome(instance.id, gpus, native), fds)
 
     async def _until_gone(self, sock: trio.socket.SocketType, peer: Peer) -> None:
         """Returns when the connection or its process ends. A client has nothing to say after its hello."""
@@ -294,18 +293,8 @@ class Clients:
 
     def _turn_away(self, door: _Door, sock: trio.socket.SocketType, peer: Peer, reason: str) -> None:
         self._refused(door, peer, reason)
-        _send_now(sock, wire.refusal(door.instance.id, errno.EACCES, reason))
+        send_now(sock.fileno(), wire.refusal(door.instance.id, errno.EACCES, reason))
 
     def _refused(self, door: _Door, peer: Peer, reason: str) -> None:
         if (held := door.damper.note()) is not None:
             log.warning("client refused %s%s", pairs(instance=door.instance.id, pid=peer.pid, reason=reason), held)
-
-
-def _send_now(sock: trio.socket.SocketType, data: bytes, fds: array.array[int] | None = None) -> None:
-    """Sends a whole message without awaiting, so that no descriptor in it can be closed and become another's meanwhile.
-
-    A fresh connection always has room for it; OSError (EAGAIN) otherwise.
-    """
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
-    with socket.fromfd(sock.fileno(), socket.AF_UNIX, socket.SOCK_SEQPACKET) as plain:
-        plain.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

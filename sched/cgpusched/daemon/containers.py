@@ -28,10 +28,10 @@ from cgpusched.commands import Command, Create, Destroy
 from cgpusched.containers import spec, variables, wire
 from cgpusched.containers.variables import Ask, Card, Off
 from cgpusched.daemon.identity import Owners, Space, Translator, space_of
-from cgpusched.daemon.lifetime import RESUME_SECONDS, pid_of
+from cgpusched.daemon.lifetime import RESUME_SECONDS
 from cgpusched.daemon.peers import Peer
 from cgpusched.daemon.places import Places
-from cgpusched.daemon.procs import open_process, process_of
+from cgpusched.daemon.procs import open_process, pid_of, process_of
 from cgpusched.daemon.system import System
 from cgpusched.errors import CommandError, UserError
 from cgpusched.fields import pairs
@@ -208,7 +208,7 @@ class Containers:
             visible = asked.visible
         except UserError as error:
             log.warning("refused %s", pairs(what="precreate", reason=error))
-        return wire.Answer(wire.DONE, fd=_memfd(spec.write(spec.hooked(config, self._places.hook, visible))))
+        return wire.Answer(wire.DONE, fd=_memfd(spec.write(spec.hooked(config, str(self._places.binary), visible))))
 
     async def _hook(self, text: bytes) -> wire.Answer:
         state = _State.parse(text)

@@ -10,7 +10,6 @@ taken for what it is not.
 
 from __future__ import annotations
 
-import array
 import logging
 import os
 import socket
@@ -25,7 +24,7 @@ import trio
 from cgpusched.daemon import keeper
 from cgpusched.daemon.notify import Notifier
 from cgpusched.fields import pairs
-from cgpusched.sockets import address
+from cgpusched.sockets import address, send_now
 
 log = logging.getLogger(__name__)
 
@@ -277,9 +276,8 @@ class KeeperStore:
     def _send(self, text: str, fd: int = -1) -> None:
         if self._sock is None:
             return
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
         try:
-            self._sock.sendmsg([text.encode()], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            send_now(self._sock.fileno(), text.encode(), [fd] if fd >= 0 else [])
         except OSError as error:
             log.warning("keeper was not told %s", pairs(text=text, reason=error.strerror))
 

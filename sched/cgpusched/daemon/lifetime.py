@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from cgpusched.daemon.procs import open_process, process_of
+from cgpusched.daemon.procs import environment_of, open_process, pid_of, process_of, real_uid
 from cgpusched.fields import pairs
 from cgpusched.store import Process
 
@@ -48,43 +48,20 @@ def started_with(variable: str, value: str, owner: int = 0) -> list[int]:
     for name in os.listdir("/proc"):
         if len(found) == SCAN_ENOUGH:
             break
-        if not name.isdigit() or not _has(name, entry) or owner and _real_uid(name) not in (0, owner):
+        if not name.isdigit():
+            continue
+        pid = int(name)
+        if entry not in environment_of(pid) or owner and real_uid(pid) not in (0, owner):
             continue
         try:
-            pidfd = os.pidfd_open(int(name))
+            pidfd = os.pidfd_open(pid)
         except OSError:
             continue
-        if _has(name, entry):
+        if entry in environment_of(pid):
             found.append(pidfd)
         else:
             os.close(pidfd)
     return found
-
-
-def _has(pid: str, entry: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return entry in file.read().split(b"\0")
-    except OSError:  # ended, or not ours to read
-        return False
-
-
-def _real_uid(pid: str) -> int | None:
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"Uid:")), None)
-    except OSError:
-        return None
-
-
-def pid_of(pidfd: int) -> int | None:
-    """The process behind a pidfd; None: it has ended."""
-    try:
-        with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
-            pid = next((int(line.split()[1]) for line in file if line.startswith(b"Pid:")), -1)
-    except OSError:
-        return None
-    return pid if pid > 0 else None
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import logging
 import os
 import socket
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from cgpusched.fields import pairs
+from cgpusched.sockets import rights
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,8 @@ class Notifier:
         """``fd``: goes along (FDSTORE=1)."""
         if self._socket is None:
             return
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
         try:
-            self._socket.sendmsg(["\n".join(lines).encode()], rights, 0, self._address)
+            self._socket.sendmsg(["\n".join(lines).encode()], rights([fd] if fd >= 0 else []), 0, self._address)
         except OSError as error:
             log.warning("notify failed %s", pairs(reason=error.strerror))
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cgpusched.daemon.procs import PROC, environment_of, real_uid, stat_of
+
 OwnerOf = Callable[[int], str | None]
 """Host pid to an instance's full ID. Called in a thread: it may block, and must not touch the daemon's state."""
 
@@ -29,7 +31,7 @@ def first_of(*ways: OwnerOf) -> OwnerOf:
     return owner_of
 
 
-def is_alive(pid: int, proc: Path = Path("/proc")) -> bool:
+def is_alive(pid: int, proc: Path = PROC) -> bool:
     """Whether the process has not begun to end. Its main thread alone may have: then it is a zombie with siblings."""
     found = _look(pid, proc)
     return found is not None and not (found.ending and found.threads <= 1)
@@ -44,7 +46,7 @@ class Known:
     sockets: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """By the value of CGPU_SOCKET: an instance and its owner's uid."""
 
-    def owner_of(self, pid: int, proc: Path = Path("/proc")) -> str | None:
+    def owner_of(self, pid: int, proc: Path = PROC) -> str | None:
         """The instance that the process, the nearest of its ancestors or their session's leader belongs to.
 
         What is certain goes before what an environment says. That is the one a process was started with, and counts
@@ -55,9 +57,8 @@ class Known:
             if one.pid in self.pids:
                 return self.pids[one.pid]
         for one in line:
-            folder = proc / str(one.pid)
-            ident, owner = self.sockets.get(_started_with(folder), ("", 0))
-            if ident and _real_uid(folder) in (0, owner):
+            ident, owner = self.sockets.get(_started_with(one.pid, proc), ("", 0))
+            if ident and real_uid(one.pid, proc) in (0, owner):
                 return ident
         return None
 
@@ -90,27 +91,14 @@ def _line(pid: int, proc: Path) -> Iterator[_Process]:
 
 def _look(pid: int, proc: Path) -> _Process | None:
     try:
-        text = (proc / str(pid) / "stat").read_bytes().decode("ascii", "replace")
-        rest = text.rpartition(")")[2].split()  # its name before that may hold anything
+        rest = stat_of(pid, proc)
         ending = rest[0] in "ZXx" or int(rest[6]) & PF_EXITING != 0
         return _Process(pid, int(rest[1]), int(rest[3]), ending, int(rest[17]))
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _started_with(folder: Path) -> str:
+def _started_with(pid: int, proc: Path) -> str:
     """The CGPU_SOCKET of its initial environment; empty: none, or not to be read."""
-    try:
-        entries = (folder / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    found = next((entry for entry in entries if entry.startswith(b"CGPU_SOCKET=")), b"=")
+    found = next((entry for entry in environment_of(pid, proc) if entry.startswith(b"CGPU_SOCKET=")), b"=")
     return found.partition(b"=")[2].decode("utf-8", "surrogateescape")
-
-
-def _real_uid(folder: Path) -> int | None:
-    try:
-        lines = (folder / "status").read_bytes().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)

@@ -89,7 +89,7 @@ class Places:
 
     def edit(self, ident: str, asked: Ask) -> spec.Edit:
         view = str(self.view / ident)
-        return spec.Edit(self.mounts(ident), asked.visible, self.hook, str(self.tree), view)
+        return spec.Edit(self.mounts(ident), asked.visible, str(self.binary), str(self.tree), view)
 
     def missing(self, ident: str, config: spec.Spec) -> list[spec.Mount]:
         """What a configuration without that edit needs to be mounted by the hook."""
@@ -97,11 +97,6 @@ class Places:
         by_hand = spec.views_by_hand(config, str(self.tree), str(self.view / ident))
         places = {mount.target for mount in own}
         return [*spec.missing(config, own), *(mount for mount in by_hand if mount.target not in places)]
-
-    @property
-    def hook(self) -> str:
-        """What runs `cgpu-runtime hook`, as configurations name it."""
-        return str(self.binary)
 
     @property
     def socket(self) -> Path:

@@ -1,4 +1,4 @@
-"""Processes by pid and start time: the name of one that a later daemon can find again, or know to be gone."""
+"""What /proc says of a process, and its name for a later daemon: pid and start time tell it, or that it has gone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cgpusched.store import Process
 
+PROC = Path("/proc")
 _START = 22 - 3
 """starttime's place among the fields after the command's name."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -17,14 +18,44 @@ def boot_id() -> str:
     return _BOOT_ID.read_text().strip()
 
 
+def stat_of(pid: int, proc: Path = PROC) -> list[str]:
+    """The fields of /proc/PID/stat after the command's name, which may hold anything: state is the first. OSError."""
+    return (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
+
+
+def environment_of(pid: int, proc: Path = PROC) -> list[bytes]:
+    """What it was started with, ``NAME=VALUE``; nothing where it has ended or may not be read."""
+    try:
+        return (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def real_uid(pid: int, proc: Path = PROC) -> int | None:
+    """None: it has ended."""
+    try:
+        lines = (proc / str(pid) / "status").read_bytes().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)
+
+
+def pid_of(pidfd: int) -> int | None:
+    """The process behind a pidfd; None: it has ended."""
+    try:
+        lines = Path(f"/proc/self/fdinfo/{pidfd}").read_bytes().splitlines()
+    except OSError:
+        return None
+    pid = next((int(line.split()[1]) for line in lines if line.startswith(b"Pid:")), -1)
+    return pid if pid > 0 else None
+
+
 def process_of(pid: int | None) -> Process | None:
     """None: there is none of that pid."""
     if pid is None:
         return None
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command's name may have spaces and brackets of its own.
-            return Process(pid, int(file.read().rpartition(b")")[2].split()[_START]))
+        return Process(pid, int(stat_of(pid)[_START]))
     except OSError:
         return None
 

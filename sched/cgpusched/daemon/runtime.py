@@ -19,6 +19,7 @@ from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.peers import Peer, identify
 from cgpusched.errors import CommandError, UserError
 from cgpusched.fields import pairs
+from cgpusched.sockets import send_now
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +105,9 @@ async def _receive(sock: trio.socket.SocketType, fds: list[int]) -> bytes:
 
 
 def _send(sock: trio.socket.SocketType, answer: wire.Answer) -> None:
-    """Without awaiting: a fresh connection has room for it. OSError: who asked has gone."""
+    """OSError: who asked has gone."""
     try:
-        fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [answer.fd]))] if answer.fd >= 0 else []
-        with socket.fromfd(sock.fileno(), socket.AF_UNIX, socket.SOCK_SEQPACKET) as plain:
-            plain.sendmsg([answer.packed()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        send_now(sock.fileno(), answer.packed(), [answer.fd] if answer.fd >= 0 else [])
     finally:
         if answer.fd >= 0:
             os.close(answer.fd)
