@@ -21,7 +21,7 @@ PROGRAMS = ("load", "costs", "memory")
 FRAMEWORKS = ("torch", "cupy", "numba")
 CONDAS = ("/opt/conda", "/opt/miniconda3", "~/miniconda3", "~/anaconda3", "~/miniforge3", "/opt/venv", "/venv")
 """Prefixes of Pythons that people install beside PATH."""
-NEEDED = "import trio, pynvml, cgpusched._gate, cgpusched.daemon.clients; import cgpusched.driver.find as f; " \
+NEEDED = "import trio, pynvml, cgpusched._gate, cgpusched.daemon.server.clients; import cgpusched.driver.find as f; " \
          "f.packaged('hook/libcgpu-hook.so.1')"
 
 

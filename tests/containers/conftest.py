@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the modules beside the tes
 from asking import HELLO  # noqa: E402
 
 from cgpufs.views import Views  # noqa: E402
-from cgpusched.daemon.clients import Clients  # noqa: E402
-from cgpusched.daemon.containers import Containers  # noqa: E402
-from cgpusched.daemon.places import Places  # noqa: E402
-from cgpusched.daemon.runtime import RuntimeServer  # noqa: E402
+from cgpusched.daemon.containers.book import Containers  # noqa: E402
+from cgpusched.daemon.containers.places import Places  # noqa: E402
+from cgpusched.daemon.containers.runtime import RuntimeServer  # noqa: E402
+from cgpusched.daemon.server.clients import Clients  # noqa: E402
 from cgpusched.daemon.system import System  # noqa: E402
 from cgpusched.driver.names import Driver  # noqa: E402
 from cgpusched.gate import Gate  # noqa: E402

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cgpusched.daemon.identity import Owners, Space, Translator, named_in, space_of
+from cgpusched.daemon.containers.identity import Owners, Space, Translator, named_in, space_of
 
 A, B, C = "a1" * 32, "b2" * 32, "c3" * 32
 KNOWN = {A, B, "plain-name"}

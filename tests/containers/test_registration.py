@@ -17,9 +17,9 @@ import trio.testing
 
 from cgpusched.commands import Create, Destroy, SetMaxInst, SetWeight
 from cgpusched.containers import wire
-from cgpusched.daemon import containers as module
-from cgpusched.daemon.peers import Peer
-from cgpusched.daemon.runtime import RuntimeServer
+from cgpusched.daemon.containers import book as module
+from cgpusched.daemon.containers.runtime import RuntimeServer
+from cgpusched.daemon.server.peers import Peer
 from cgpusched.driver.find import packaged
 
 ASKING = Path(__file__).parent / "asking.py"

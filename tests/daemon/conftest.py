@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import trio
 
-from cgpusched.daemon.clients import Clients
+from cgpusched.daemon.server.clients import Clients
 from cgpusched.daemon.system import System
 from cgpusched.model import Gpu
 from cgpusched.state import State

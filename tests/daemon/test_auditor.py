@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from cgpusched.commands import Create
-from cgpusched.daemon import auditor
-from cgpusched.daemon.auditor import PATIENCE, SAMPLES, Auditor
+from cgpusched.daemon.audit import auditor
+from cgpusched.daemon.audit.auditor import PATIENCE, SAMPLES, Auditor
 from cgpusched.daemon.system import System
 from cgpusched.errors import UserError
 from cgpusched.model import Gpu

@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from cgpusched.commands import Create, Destroy, SetMemsize
-from cgpusched.daemon import wire
+from cgpusched.daemon.server import wire
 from cgpusched.errors import CommandError
 
 GIB = 1 << 30
@@ -275,7 +275,7 @@ async def test_a_full_instance_says_so_and_others_are_served(world: Any, join: A
 
 
 async def test_silent_connections_hold_up_their_own_instance_only(world: Any, join: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cgpusched.daemon.clients.CONNECTIONS", 3)
+    monkeypatch.setattr("cgpusched.daemon.server.clients.CONNECTIONS", 3)
     path, other = create(world), create(world, "two")
     silent = [await join(path, b"", receive=False) for _ in range(3)]
     waiting = await join(path, receive=False)
@@ -290,15 +290,15 @@ async def test_silent_connections_hold_up_their_own_instance_only(world: Any, jo
 
 
 async def test_a_silent_connection_is_closed_in_time(world: Any, join: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cgpusched.daemon.clients.HELLO_SECONDS", 0.05)
+    monkeypatch.setattr("cgpusched.daemon.server.clients.HELLO_SECONDS", 0.05)
     silent = await join(create(world), b"", receive=False)
     with trio.fail_after(5):
         assert await silent.sock.recv(1) == b""
 
 
 async def test_accepting_is_paced(world: Any, join: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("cgpusched.daemon.clients.BURST", 4)
-    monkeypatch.setattr("cgpusched.daemon.clients.RATE", 50.0)
+    monkeypatch.setattr("cgpusched.daemon.server.clients.BURST", 4)
+    monkeypatch.setattr("cgpusched.daemon.server.clients.RATE", 50.0)
     path = create(world)
     world.clients._doors["one"].tokens = 4.0
     began = trio.current_time()
@@ -316,7 +316,7 @@ async def test_info_processes_get_pages_and_no_slot(world: Any, join: Any) -> No
 
 @pytest.mark.parametrize(("owner", "welcome"), [(0, True), (1000, True), (2000, False)])
 async def test_a_users_instance_is_that_users(world: Any, join: Any, owner: int, welcome: bool) -> None:
-    from cgpusched.daemon.peers import identify
+    from cgpusched.daemon.server.peers import identify
 
     def as_1000(sock: socket.socket) -> Any:
         peer = identify(sock)

@@ -18,10 +18,10 @@ import trio.testing
 
 from cgpusched.commands import Create
 from cgpusched.config import ControlConfig
-from cgpusched.daemon import control
-from cgpusched.daemon.access import Access
-from cgpusched.daemon.control import Control, ControlServer
-from cgpusched.daemon.peers import Peer, identify
+from cgpusched.daemon.server import control
+from cgpusched.daemon.server.access import Access
+from cgpusched.daemon.server.control import Control, ControlServer
+from cgpusched.daemon.server.peers import Peer, identify
 from cgpusched.errors import UserError
 
 GIB = 1 << 30

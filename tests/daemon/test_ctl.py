@@ -18,9 +18,9 @@ import trio
 from cgpusched.cli import ctl, link
 from cgpusched.commands import Create, Destroy
 from cgpusched.config import ControlConfig
-from cgpusched.daemon.access import Access
-from cgpusched.daemon.control import Control, ControlServer
 from cgpusched.daemon.lifetime import Lifetimes
+from cgpusched.daemon.server.access import Access
+from cgpusched.daemon.server.control import Control, ControlServer
 
 GIB = 1 << 30
 CTL = [sys.executable, "-m", "cgpusched.cli.ctl"]

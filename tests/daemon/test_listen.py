@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import trio
 
-from cgpusched.daemon.listen import accept_forever
+from cgpusched.daemon.server.listen import accept_forever
 
 
 class Listener:

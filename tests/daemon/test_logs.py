@@ -25,7 +25,7 @@ def test_pairs_leave_none_out() -> None:
 
 
 def record(message: str, level: int = logging.WARNING, exc_info: Any = None) -> logging.LogRecord:
-    return logging.LogRecord("cgpusched.daemon.clients", level, "f", 1, message, (), exc_info)
+    return logging.LogRecord("cgpusched.daemon.server.clients", level, "f", 1, message, (), exc_info)
 
 
 def test_journal_prefixes_every_line() -> None:

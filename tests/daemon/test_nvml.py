@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cgpusched.daemon.nvml import LISTS, Nvml, Unreadable
+from cgpusched.daemon.audit.nvml import LISTS, Nvml, Unreadable
 from cgpusched.errors import UserError
 from cgpusched.model import Gpu
 

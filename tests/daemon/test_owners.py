@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cgpusched.daemon.owners import Known, first_of, is_alive
+from cgpusched.daemon.audit.owners import Known, first_of, is_alive
 
 SOCKET = "/run/cgpud/inst/a/gate.sock"
 KNOWN = Known({10: "a"}, {SOCKET: ("a", 0), "/b": ("b", 1000)})

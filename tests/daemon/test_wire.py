@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgpusched.daemon import requests, wire
+from cgpusched.daemon.server import requests, wire
 from cgpusched.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[2]

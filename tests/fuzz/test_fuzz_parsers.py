@@ -22,9 +22,9 @@ from cgpusched import config
 from cgpusched.commands import Create, Destroy
 from cgpusched.containers import spec, variables, wire
 from cgpusched.containers.variables import Ask, Card
-from cgpusched.daemon import requests
-from cgpusched.daemon import wire as clients
-from cgpusched.daemon.containers import _State
+from cgpusched.daemon.containers.book import _State
+from cgpusched.daemon.server import requests
+from cgpusched.daemon.server import wire as clients
 from cgpusched.engines import containerd, docker
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs

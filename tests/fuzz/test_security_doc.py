@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from cgpusched.config import ControlConfig
-from cgpusched.daemon import clients, control, wire
 from cgpusched.daemon.logs import Damper
+from cgpusched.daemon.server import clients, control, wire
 from cgpusched.gate import Tuning
 
 ROOT = Path(__file__).resolve().parents[2]

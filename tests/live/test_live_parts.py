@@ -17,9 +17,10 @@ from node import wait_until
 from cgpufs.mount import Mount
 from cgpusched import store
 from cgpusched.commands import Create, Destroy, SetPolicy
-from cgpusched.daemon import keeper, kept, procs, rundir, upgrade
-from cgpusched.daemon.kept import KeeperStore, Kept
-from cgpusched.daemon.resent import SECONDS, Resent
+from cgpusched.daemon import procs, rundir
+from cgpusched.daemon.survival import keeper, kept, upgrade
+from cgpusched.daemon.survival.kept import KeeperStore, Kept
+from cgpusched.daemon.survival.resent import SECONDS, Resent
 from cgpusched.errors import CommandError, UserError
 
 # The keeper
@@ -162,7 +163,8 @@ def test_inherited_descriptors_are_this_process_s_alone() -> None:
 
 
 def test_a_program_that_cannot_be_executed(tmp_path: Path) -> None:
-    code = f"from cgpusched.daemon.upgrade import execute; execute([{str(tmp_path / 'nothing')!r}], {{'x': 0}})"
+    nothing = str(tmp_path / "nothing")
+    code = f"from cgpusched.daemon.survival.upgrade import execute; execute([{nothing!r}], {{'x': 0}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1 and "cannot be executed" in done.stderr
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cgpusched.daemon.audit import Facts, Hidden, Rules, Sample, Standing, difference, judge, news
+from cgpusched.daemon.audit.verdict import Facts, Hidden, Rules, Sample, Standing, difference, judge, news
 
 PID = 70
 

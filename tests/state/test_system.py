@@ -21,7 +21,7 @@ from cgpusched.commands import (
     SetWeight,
     Upgrade,
 )
-from cgpusched.daemon.audit import Rules, Sample
+from cgpusched.daemon.audit.verdict import Rules, Sample
 from cgpusched.daemon.system import System
 from cgpusched.daemon.usage import Counters
 from cgpusched.errors import CommandError

@@ -39,7 +39,7 @@ class Formatter(logging.Formatter):
         lines = record.getMessage().splitlines() or [""]
         if record.exc_info:
             lines += self.formatException(record.exc_info).splitlines()
-        name = record.name.removeprefix("cgpusched.").removeprefix("daemon.")
+        name = record.name.rpartition(".")[2]
         if self.journal:
             prefix = f"<{_PRIORITY.get(record.levelno, 6)}>{name} "
         else:

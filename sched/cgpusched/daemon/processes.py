@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from errno import EIO
 
-from cgpusched.daemon.audit import Hidden, Sample, difference
+from cgpusched.daemon.audit.verdict import Hidden, Sample, difference
 from cgpusched.daemon.usage import Counters
 from cgpusched.errors import CommandError
 from cgpusched.fields import pairs

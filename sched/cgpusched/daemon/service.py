@@ -30,23 +30,24 @@ from cgpufs.views import Views
 from cgpusched import store
 from cgpusched.commands import Command, Destroy
 from cgpusched.config import Config
-from cgpusched.daemon import devices, dump, logs, rundir, upgrade
-from cgpusched.daemon.access import Access, group_id
-from cgpusched.daemon.audit import Rules
-from cgpusched.daemon.auditor import Auditor
-from cgpusched.daemon.clients import Clients
-from cgpusched.daemon.containers import Containers
-from cgpusched.daemon.control import Control, ControlServer
-from cgpusched.daemon.kept import KeeperStore, Kept, ManagerStore, inherited
+from cgpusched.daemon import devices, dump, logs, rundir
+from cgpusched.daemon.audit.auditor import Auditor
+from cgpusched.daemon.audit.nvml import Nvml
+from cgpusched.daemon.audit.owners import Known, OwnerOf, first_of
+from cgpusched.daemon.audit.verdict import Rules
+from cgpusched.daemon.containers.book import Containers
+from cgpusched.daemon.containers.places import Places
+from cgpusched.daemon.containers.runtime import RuntimeServer
 from cgpusched.daemon.lifetime import Lifetimes
 from cgpusched.daemon.notify import Notifier, feed_watchdog
-from cgpusched.daemon.nvml import Nvml
-from cgpusched.daemon.owners import Known, OwnerOf, first_of
-from cgpusched.daemon.places import Places
-from cgpusched.daemon.resent import Resent
-from cgpusched.daemon.runtime import RuntimeServer
-from cgpusched.daemon.statefile import StateFile
+from cgpusched.daemon.server.access import Access, group_id
+from cgpusched.daemon.server.clients import Clients
+from cgpusched.daemon.server.control import Control, ControlServer
 from cgpusched.daemon.status import Status
+from cgpusched.daemon.survival import upgrade
+from cgpusched.daemon.survival.kept import KeeperStore, Kept, ManagerStore, inherited
+from cgpusched.daemon.survival.resent import Resent
+from cgpusched.daemon.survival.statefile import StateFile
 from cgpusched.daemon.system import System
 from cgpusched.driver.proxy import install_proxies, install_simulated
 from cgpusched.errors import CommandError, UserError

@@ -14,7 +14,7 @@ from typing import ParamSpec, Protocol
 
 from cgpusched import policy
 from cgpusched.commands import Command, Create, Destroy, SetMemsize, SetShut, Upgrade
-from cgpusched.daemon.audit import Facts, Rules, Sample, Standing, judge, news
+from cgpusched.daemon.audit.verdict import Facts, Rules, Sample, Standing, judge, news
 from cgpusched.daemon.describe import describe
 from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.processes import Attachment, Processes

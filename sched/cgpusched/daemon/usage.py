@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cgpusched.daemon.audit import Standing
+from cgpusched.daemon.audit.verdict import Standing
 from cgpusched.gate import SlotUse
 
 

@@ -24,11 +24,11 @@ import trio
 
 from cgpusched import files
 from cgpusched.commands import Command, Create, Destroy, SetMemsize
-from cgpusched.daemon import wire
-from cgpusched.daemon.listen import accept_forever, bind
 from cgpusched.daemon.logs import Damper
-from cgpusched.daemon.peers import Peer, identify
 from cgpusched.daemon.processes import Attachment
+from cgpusched.daemon.server import wire
+from cgpusched.daemon.server.listen import accept_forever, bind
+from cgpusched.daemon.server.peers import Peer, identify
 from cgpusched.daemon.system import System
 from cgpusched.errors import CommandError
 from cgpusched.fields import pairs

@@ -27,11 +27,11 @@ import trio
 from cgpusched.commands import Command, Create, Destroy
 from cgpusched.containers import spec, variables, wire
 from cgpusched.containers.variables import Ask, Card, Off
-from cgpusched.daemon.identity import Owners, Space, Translator, space_of
+from cgpusched.daemon.containers.identity import Owners, Space, Translator, space_of
+from cgpusched.daemon.containers.places import Places
 from cgpusched.daemon.lifetime import RESUME_SECONDS
-from cgpusched.daemon.peers import Peer
-from cgpusched.daemon.places import Places
 from cgpusched.daemon.procs import open_process, pid_of, process_of
+from cgpusched.daemon.server.peers import Peer
 from cgpusched.daemon.system import System
 from cgpusched.errors import CommandError, UserError
 from cgpusched.fields import pairs

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import trio
 
-from cgpusched.daemon.kept import Kept
 from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.rundir import check_socket, unlink_socket
+from cgpusched.daemon.survival.kept import Kept
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs
 from cgpusched.sockets import address

@@ -13,10 +13,10 @@ from pathlib import Path
 import trio
 
 from cgpusched.containers import wire
-from cgpusched.daemon.kept import Kept
-from cgpusched.daemon.listen import accept_forever, listen
 from cgpusched.daemon.logs import Damper
-from cgpusched.daemon.peers import Peer, identify
+from cgpusched.daemon.server.listen import accept_forever, listen
+from cgpusched.daemon.server.peers import Peer, identify
+from cgpusched.daemon.survival.kept import Kept
 from cgpusched.errors import CommandError, UserError
 from cgpusched.fields import pairs
 from cgpusched.sockets import send_now

@@ -22,13 +22,13 @@ from typing import Any
 import trio
 
 from cgpusched.commands import Command, Create, Destroy
-from cgpusched.daemon import requests
-from cgpusched.daemon.access import Access
-from cgpusched.daemon.kept import Kept
 from cgpusched.daemon.lifetime import Lifetimes
-from cgpusched.daemon.listen import accept_forever, listen
 from cgpusched.daemon.logs import Damper
-from cgpusched.daemon.peers import Peer, identify
+from cgpusched.daemon.server import requests
+from cgpusched.daemon.server.access import Access
+from cgpusched.daemon.server.listen import accept_forever, listen
+from cgpusched.daemon.server.peers import Peer, identify
+from cgpusched.daemon.survival.kept import Kept
 from cgpusched.errors import CommandError, UserError
 from cgpusched.fields import pairs
 from cgpusched.model import Instance

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import trio
 
-from cgpusched.daemon.audit import Sample
+from cgpusched.daemon.audit.owners import OwnerOf
+from cgpusched.daemon.audit.verdict import Sample
 from cgpusched.daemon.devices import blocking
-from cgpusched.daemon.owners import OwnerOf
 from cgpusched.daemon.system import System
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs

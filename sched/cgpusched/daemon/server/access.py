@@ -9,7 +9,7 @@ from grp import getgrnam
 
 from cgpusched.commands import Create
 from cgpusched.config import ControlConfig
-from cgpusched.daemon.peers import Peer
+from cgpusched.daemon.server.peers import Peer
 from cgpusched.errors import CommandError
 from cgpusched.model import Instance
 from cgpusched.state import State

@@ -21,8 +21,8 @@ from typing import Protocol
 
 import trio
 
-from cgpusched.daemon import keeper
 from cgpusched.daemon.notify import Notifier
+from cgpusched.daemon.survival import keeper
 from cgpusched.fields import pairs
 from cgpusched.sockets import address, send_now
 

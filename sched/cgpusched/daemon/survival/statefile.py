@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from cgpusched import files, store
-from cgpusched.daemon.identity import named_in
+from cgpusched.daemon.containers.identity import named_in
 from cgpusched.daemon.procs import boot_id, process_of
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs
