@@ -7,7 +7,7 @@ APT    := gcc g++ libc6-dev binutils libfuse3-dev pkg-config python3-dev python3
 # the interpreter that builds the environment may itself not be there yet
 HAVE   := command -v gcc >/dev/null && command -v g++ >/dev/null && command -v readelf >/dev/null && pkg-config --exists fuse3 && \
           $(PYTHON) -c 'import ensurepip, os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
-CODE   := pyproject.toml build_ffi.py $(shell find csrc -type f -not -name '*.pyc')
+CODE   := pyproject.toml build_ffi.py systemd/cgpud.service $(shell find csrc -type f -not -name '*.pyc')
 FRAMEWORKS := .venv-frameworks
 # all that numba-cuda looks for beside the driver; numpy 2.5 has no row_stack, which this numba-cuda asks for
 FRAMEWORK_PACKAGES := 'numba-cuda==0.30.4' cuda-bindings 'numpy<2.5' gpustat nvitop \
@@ -17,7 +17,7 @@ FRAMEWORK_PACKAGES := 'numba-cuda==0.30.4' cuda-bindings 'numpy<2.5' gpustat nvi
 FULL_PACKAGES := 'torch==2.14.1' numpy 'jax[cuda13]==0.10.2' 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' \
                  'nvidia-nvvm==13.0.*' 'nvidia-cuda-cccl==13.0.*'
 
-.PHONY: demo test bench gpu-check soak-memory lint types wheel test-frameworks test-frameworks-full deps clean
+.PHONY: demo test bench gpu-check soak soak-memory lint types wheel test-frameworks test-frameworks-full deps clean
 
 demo: $(VENV)/.ready $(VENV)/.demo
 	$(BIN)/python demo/demo.py
@@ -31,6 +31,10 @@ bench: $(VENV)/.dev
 # On a machine with a real GPU, as root: checks and figures. Needs neither pip nor a network (bench/gpu_check/__main__.py).
 gpu-check:
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) bench/gpu_check
+
+# 100 kills and 100 upgrades of the daemon under load in 600 s, SOAK_SECONDS for another length (bench/soak/__main__.py).
+soak: $(VENV)/.dev
+	$(BIN)/python bench/soak
 
 # 10,000 random lives and deaths, and a kill at each instruction inside the ledger; CGPU_SOAK_SEED picks another course.
 soak-memory: $(VENV)/.dev

@@ -5,9 +5,11 @@
 ==========================================  ==================================================================
 ``cgpusched/_gate.abi3.so``                 the gate's daemon side (csrc/gate), through cffi
 ``cgpusched/lib/hook/libcgpu-hook.so.1``    the wrappers (csrc/hook) and the gate's client side (csrc/client)
+``cgpusched/lib/hook/libcgpu-preload.so.1`` what containers preload where a driver cannot be covered (csrc/preload)
 ``cgpusched/lib/sim/libcuda.so.1``          the simulated driver
 ``cgpusched/lib/sim/libnvidia-ml.so.1``     the simulated NVML
 ``cgpusched/lib/bin/cgpu-runtime``          the OCI runtime (csrc/runtime), a program
+``cgpusched/lib/systemd/cgpud.service``     the unit (systemd/), for ``cgpuctl setup systemd``
 ==========================================  ==================================================================
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -88,6 +91,9 @@ def build(base: Path) -> list[str]:
     build_gate(base / GATE)
     hook = f"{LIB}/hook/libcgpu-hook.so.1"
     cc(base / hook, *sources("hook/*.c"), *sources("client/*.c"), include, "-Wl,-soname,libcgpu-hook.so.1", *OLD_GLIBC)
+    preload = f"{LIB}/hook/libcgpu-preload.so.1"
+    cc(base / preload, *sources("preload/*.c"), "-nostdlib", "-fno-builtin", "-fno-stack-protector",
+       "-Wl,-soname,libcgpu-preload.so.1,-z,now,-z,nodelete")
     sim_cuda, sim_nvml = f"{LIB}/sim/libcuda.so.1", f"{LIB}/sim/libnvidia-ml.so.1"
     shared = sources("sim/shared/*.c")
     cc(base / sim_cuda, *sources("sim/cuda/*.c"), *shared, include, "-Wl,-Bsymbolic,-soname,libcuda.so.1", *OLD_GLIBC)
@@ -95,7 +101,10 @@ def build(base: Path) -> list[str]:
        *OLD_GLIBC)
     runtime = f"{LIB}/bin/cgpu-runtime"
     cc(base / runtime, *sources("runtime/*.c"), kind=PROGRAM)
-    return [GATE, hook, sim_cuda, sim_nvml, runtime]
+    unit = f"{LIB}/systemd/cgpud.service"
+    (base / unit).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ROOT / "systemd/cgpud.service", base / unit)
+    return [GATE, hook, preload, sim_cuda, sim_nvml, runtime, unit]
 
 
 class Build(BuildHookInterface[Any] if hasattr(BuildHookInterface, "__class_getitem__") else object):  # type: ignore[misc]

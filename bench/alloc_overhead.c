@@ -6,8 +6,9 @@
  * takes more; medians over the turns, of the differences pair by pair. Without a proxy the added time is that of nothing.
  *
  * Both are measured in one process, on one CPU, on the same blocks: where memory lies and who else is on the machine changes
- * a free among 100,000 blocks by more than what is looked for. A turn frees 2,000 random old blocks of 4 KiB and allocates as
- * many, BATCHES times; the first WARM ones only warm the caches. The simulated driver hands out again what was just freed, so
+ * a free among 100,000 blocks by more than what is looked for, also from one ten milliseconds to the next, so turns are short. A
+ * turn frees 2,000 random old blocks of 4 KiB and allocates as many, BATCHES times; the first WARM ones only warm the caches:
+ * what they go through is larger than the second-level cache. The simulated driver hands out again what was just freed, so
  * the blocks that the proxy has seen stay the same ones; that is checked. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,8 +24,8 @@
 
 #define BLOCK 4096
 #define CALLS 2000
-#define BATCHES 6
-#define WARM 3
+#define BATCHES 2
+#define WARM 1
 #define TURNS 99
 
 typedef unsigned long long CUdeviceptr;
@@ -152,7 +153,7 @@ static void turn(const struct driver *driver, double *alloc, double *freed)
 
 int main(int argc, char **argv)
 {
-    int turns = argc > 2 ? atoi(argv[2]) : 21;
+    int turns = argc > 2 ? atoi(argv[2]) : 61;
     live = argc > 1 ? atol(argv[1]) : 10;
     CUcontext context;
     pthread_t other;

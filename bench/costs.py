@@ -35,7 +35,7 @@ def allocations(bench: Bench) -> None:
     for live in (10, 4_000) if bench.quick else (10, 4_000, 100_000):
         with bench.cell():
             id_ = bench.create(memory="8GiB")
-            runs = [bench.output(bench.run_in(id_, bench.alloc, live, 21)).split()
+            runs = [bench.output(bench.run_in(id_, bench.alloc, live, 61)).split()
                     for _ in range(3 if bench.quick else 9)]
         for name, bare, added in (("alloc_added_ns", 1, 3), ("free_added_ns", 5, 7)):
             bench.record(name, {"live": live}, [float(run[added]) for run in runs], "ns",

@@ -38,6 +38,10 @@ FIXED = {
     "stop_to_next_ms": Must("<=", 60),
     "idle_cpu": Must("<=", 0.5),
     "idle_memory": Must("<=", 80),
+    "soak_failed": Must("<=", 0),
+    "soak_lost_writes": Must("<=", 0),
+    "soak_wrong": Must("<=", 0),
+    "soak_ratio_error": Must("<=", 2),
 }
 
 
@@ -60,6 +64,12 @@ def must(name: str, params: dict[str, object], baseline: float | None = None) ->
             return Must("<=", 1000 + kernel) if params["percentile"] == 50 and kernel <= 1000 else None
         case "scheduler_core":
             return Must("<=", 5) if (params["gpus"], params["containers"]) == (8, 25) else None
+        case "read_us":
+            return Must("<=", round(baseline * (1 if params["clients"] == 1 else 1.5), 4)) if baseline else None
+        case "soak_longest_wait_ms":
+            return Must("<=", 1000) if params["of"] == "files" else None
+        case "soak_growth":
+            return Must("<=", 1024) if params["what"] == "memory" else Must("<=", 1)
     return FIXED.get(name)
 
 

@@ -103,9 +103,12 @@ class Bench:
 
     def run_in(self, id_: str, *command: object) -> subprocess.Popen[str]:
         """Starts a program in an instance."""
+        return self._start(command, self.env_in(id_))
+
+    def env_in(self, id_: str) -> dict[str, str]:
+        """The environment of a program in an instance."""
         socket = self.node.runtime / "inst" / id_ / "gate.sock"
-        return self._start(command, self._bare_env | {"LD_LIBRARY_PATH": str(self.node.base / "lib"),
-                                                      "CGPU_SOCKET": str(socket)})
+        return self._bare_env | {"LD_LIBRARY_PATH": str(self.node.base / "lib"), "CGPU_SOCKET": str(socket)}
 
     def _start(self, command: Sequence[object], env: dict[str, str]) -> subprocess.Popen[str]:
         program = subprocess.Popen([*map(str, command)], env=env, stdout=subprocess.PIPE, text=True)

@@ -1,6 +1,6 @@
-"""Puts the figures of a whole run into docs/benchmarks.md, between its two marks, and the plots beside it.
+"""Puts the figures of a whole run, and a soak's, into docs/benchmarks.md, between their marks, and the plots beside it.
 
-    python bench/publish.py [--json bench/results/latest.json] [--docs docs]
+    python bench/publish.py [--json bench/results/latest.json] [--soak bench/results/soak.json] [--docs docs]
 """
 
 import argparse
@@ -17,6 +17,7 @@ from musts import must  # noqa: E402
 from records import compact  # noqa: E402
 
 BEGIN, END = "<!-- figures: bench/publish.py writes what follows -->\n", "<!-- end of figures -->\n"
+SOAK_BEGIN, SOAK_END = "<!-- soak: bench/publish.py writes what follows -->\n", "<!-- end of soak -->\n"
 PLOTS = {"shares.svg": "Shares of three programs while policies and a weight are written",
          "ratio_error.svg": "Error of the ratio 1:2 by kernel length"}
 
@@ -40,24 +41,28 @@ def table(records: list[dict[str, Any]]) -> str:
     return f"{len(records)} figures, device: {devices}; {missed} miss their must.\n\n" + "\n".join(lines) + "\n"
 
 
-def publish(document: str, records: list[dict[str, Any]], plots: Iterable[str] = ()) -> str:
+def publish(document: str, records: list[dict[str, Any]], plots: Iterable[str] = (),
+            marks: tuple[str, str] = (BEGIN, END)) -> str:
     """The document with the plots and the table between its marks."""
-    head, found, rest = document.partition(BEGIN)
-    _, ended, tail = rest.partition(END)
+    begin, end = marks
+    head, found, rest = document.partition(begin)
+    _, ended, tail = rest.partition(end)
     if not found or not ended:
         raise ValueError("the document lacks the marks of the figures")
     images = "".join(f"![{PLOTS[name]}]({name})\n\n" for name in plots)
-    return f"{head}{BEGIN}\n{images}{table(records)}\n{END}{tail}"
+    return f"{head}{begin}\n{images}{table(records)}\n{end}{tail}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=ROOT / "bench/results/latest.json")
+    parser.add_argument("--soak", type=Path, default=ROOT / "bench/results/soak.json")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     arguments = parser.parse_args()
     page = arguments.docs / "benchmarks.md"
     plots = [name for name in PLOTS if (arguments.json.parent / name).exists()]
-    page.write_text(publish(page.read_text(), json.loads(arguments.json.read_text()), plots))
+    text = publish(page.read_text(), json.loads(arguments.json.read_text()), plots)
+    page.write_text(publish(text, json.loads(arguments.soak.read_text()), marks=(SOAK_BEGIN, SOAK_END)))
     for name in plots:
         shutil.copy(arguments.json.parent / name, arguments.docs / name)
 

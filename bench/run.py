@@ -21,6 +21,7 @@ import costs  # noqa: E402
 import faults  # noqa: E402
 import plots  # noqa: E402
 import priority  # noqa: E402
+import reads  # noqa: E402
 import records  # noqa: E402
 import shares  # noqa: E402
 from node import running_node  # noqa: E402
@@ -44,6 +45,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "kills": faults.kills,
     "stops": faults.stops,
     "scheduler": costs.scheduler,
+    "reads": reads.reads,
     "docker": containers.docker,
     "shares_plot": plots.live_change,
 }

@@ -41,6 +41,7 @@ import pyfuse3
 import trio
 
 from cgpufs.ops import Operations
+from cgpufs.turn import Turn
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs
 
@@ -58,6 +59,8 @@ _CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE
 _NOTIFY_RESEND = struct.pack("<IiQ", 16, 7, 0)  # fuse_out_header with unique 0: a notification, its code as the error
 _INIT_WAIT_MS = 5000
 PROBE_SECONDS = 1.0
+TURN_REQUESTS, TURN_SECONDS = 32, 0.002
+"""How much pyfuse3 answers in a row: six or seven programs' open, read and close."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -337,26 +340,32 @@ class Mount:
 
 
 class _Lowlevel:
-    """trio.lowlevel, but that wait_readable() makes sure at the last moment that something is still there to read."""
+    """trio.lowlevel with a Turn's wait_readable(), which looks once more just before what pyfuse3 reads blocks."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         self._before = before
+        self._turn = Turn(TURN_REQUESTS, TURN_SECONDS)
 
     def __getattr__(self, name: str) -> object:
         return getattr(trio.lowlevel, name)
 
     async def wait_readable(self, fd: int) -> None:
         self._before()
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        while True:
-            await trio.lowlevel.wait_readable(fd)
-            if poller.poll(0):
-                return
+        await self._turn.readable(fd)
+
+
+class _NoLock:
+    """In the place of trio.Lock, which would give the others a turn at each request: there is one task (_pump())."""
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 class _Seam:
     """What pyfuse3 finds under the name trio: a seam of its own making (``pyfuse3.asyncio`` uses it too)."""
+
+    Lock = _NoLock
 
     def __init__(self, before_read: Callable[[], None]) -> None:
         self.lowlevel = _Lowlevel(before_read)

@@ -6,7 +6,7 @@ docs/tree.md is the reference that this table is tested against.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cgpufs import parse
 from cgpusched.commands import (
@@ -93,8 +93,7 @@ class Level(Enum):
     INSTANCE = "/N/<cid12>"
 
 
-@dataclass(frozen=True)
-class At:
+class At(NamedTuple):
     """The directory a node is in, as one request finds it. ``gpu`` and ``instance`` are set below their level."""
 
     backend: Backend

@@ -19,6 +19,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cgpufs.nodes import BY_LEVEL, HOST, At, Backend, Level, Node, View
 from cgpufs.parse import MAX_COMMAND
@@ -47,8 +48,7 @@ class TreeError(Exception):
         self.errno = code
 
 
-@dataclass(frozen=True)
-class Attributes:
+class Attributes(NamedTuple):
     """What stat shows, and how long in seconds the kernel may keep the name and the rest."""
 
     inode: int

@@ -72,26 +72,30 @@ class Views:
             tree.release(handle)
 
     def _top(self, tree: Tree) -> Attributes:
-        """Of an instance's directory: not to be kept, so that a removed one is gone at once."""
-        found = tree.getattr(tree.root)
-        return Attributes(found.inode, found.mode, found.links, found.size, 0, 0)
+        """Of an instance's directory: its name is not to be kept, so that a removed one is gone at once."""
+        return tree.getattr(tree.root)._replace(entry_timeout=0)
 
     def _own(self, tree: Tree, attributes: Attributes) -> Attributes:
+        if self._home.get(attributes.inode) is not tree:
+            self._sync()
         # Should two trees' hashes meet, the later one lacks that node; it never shows the other's.
         if self._home.get(attributes.inode) is not tree:
             raise TreeError(errno.ENOENT)
         return attributes
 
     def _tree(self, inode: int) -> Tree:
-        self._sync()
         tree = self._home.get(inode)
+        if tree is None or tree.view.only not in self._viewers():
+            self._sync()
+            tree = self._home.get(inode)
         if tree is None:
             raise TreeError(errno.ENOENT)
         return tree
 
     def _sync(self) -> None:
+        """Bring the index up to date if an instance got or lost its view, or its GPUs, since it was built."""
         viewers, instances = self._viewers(), self.backend.state.instances
-        signature = tuple((id, id in instances) for id in viewers)
+        signature = tuple((id, tuple(instances[id].shares) if id in instances else None) for id in viewers)
         if signature == self._signature:
             return
         old = self._trees

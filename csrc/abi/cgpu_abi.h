@@ -81,7 +81,9 @@ struct cgpu_ctl { /* 1 page; the daemon writes all of it */
     uint64_t mem_other;           /* in use but invisible to hooks (contexts, modules), from NVML; counts against the limit */
     uint64_t dead_seq;            /* raised whenever a slot_gen below was cleared */
     uint64_t mem_total;           /* the card's */
-    uint64_t pad3[4];
+    uint64_t mem_context;         /* the least that a process of this instance was seen to take with its first context */
+    uint64_t contexts;            /* not 0: that was measured, and written before */
+    uint64_t pad3[2];
     /* line 3 (192): tuning */
     _Alignas(64) uint32_t span_ns; /* an event is recorded about every span of device time */
     uint32_t window;              /* at most so many unfinished spans in flight */
@@ -117,24 +119,26 @@ struct cgpu_slot { /* 256 bytes; one process on one GPU; written by that process
     uint64_t inflight_ns;         /* predicted remaining device time at release, 0 = unknown; only lengthens patience */
     uint64_t first_ns;            /* first launch after opened: information */
     uint64_t end_ns;              /* with `acked`: when the rest is predicted to end; with `drained`: when it did */
-    /* line 2 (128): memory, under the ledger mutex */
+    /* line 2 (128): memory, under the ledger mutex; but mem_used is lowered by its process without */
     _Alignas(64) uint64_t mem_used;
     uint64_t mem_peak;
     uint64_t mem_refused;         /* allocations refused for the quota */
     uint64_t pad3[5];
-    /* line 3 (192): counters, relaxed */
+    /* line 3 (192): counters since the slot was taken, relaxed */
     _Alignas(64) uint64_t launches; /* submissions that passed the gate (updated at event boundaries) */
     uint64_t ungated;             /* times the fallback opened the gate */
     uint64_t unknown;             /* names the driver offers that we have never heard of, handed to the program */
     uint64_t kernel_ns;           /* measured mean length of a submission */
     uint64_t dirty;               /* releases that gave up waiting for the device or a mark */
-    uint64_t pad4[3];
+    uint64_t away_ns;             /* device time it used under the last daemon's grant before it joined this one, kept from others */
+    uint64_t pad4[2];
 };
 
 struct cgpu_report { /* header page, then the slots */
     uint32_t magic, version;
     uint64_t pad0[7];
-    /* line 1 (64): the ledger. total == sum of slot.mem_used over slots with gen != 0, whenever the mutex is free */
+    /* line 1 (64): the ledger. What counts is the sum of slot.mem_used over slots with gen != 0; total is never less, and is made
+     * the same before anything is refused for it */
     _Alignas(64) uint64_t ledger_mutex[8]; /* a pthread_mutex_t: PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST. The daemon
                                               initialises it once, before any client has the page, and never touches it again */
     /* line 2 (128) */
@@ -169,6 +173,17 @@ struct cgpu_welcome_gpu {
     uint64_t mem_total;
 };
 #define CGPU_GPU_NATIVE 1u        /* the whole GPU, none of our business: no slot, no limit, no descriptors */
+#define CGPU_GPU_NOTES  2u        /* the daemon takes notes about this GPU (cgpu_note) */
+#define CGPU_GPU_PIDS   4u        /* NVML counts processes as this client does */
+
+/* After the welcome, client -> daemon: this process has made a context on the GPU, and ctl.contexts was 0: no hook knows what one
+ * takes. The answer is the same message, when the daemon has asked NVML since and what it found counts, or NVML does not answer.
+ * One note at a time. */
+struct cgpu_note {
+    uint32_t gpu;                 /* host index */
+    uint32_t number;
+    uint64_t pad;
+};
 
 struct cgpu_welcome {
     uint32_t magic, version;
@@ -194,9 +209,12 @@ _Static_assert(sizeof(struct cgpu_slot) == 256, "slot");
 _Static_assert(offsetof(struct cgpu_slot, opened) == 64, "opened");
 _Static_assert(offsetof(struct cgpu_slot, mem_used) == 128, "mem_used");
 _Static_assert(offsetof(struct cgpu_slot, launches) == 192, "launches");
+_Static_assert(offsetof(struct cgpu_slot, away_ns) == 232, "away_ns");
 _Static_assert(offsetof(struct cgpu_report, mem_total_used) == 128, "mem_total_used");
 _Static_assert(offsetof(struct cgpu_report, slot) == 4096, "slots");
 _Static_assert(sizeof(struct cgpu_hello) == 64, "hello");
 _Static_assert(sizeof(struct cgpu_welcome_gpu) == 48, "welcome gpu");
+_Static_assert(sizeof(struct cgpu_note) == 16, "note");
+_Static_assert(offsetof(struct cgpu_ctl, mem_context) == 160, "mem_context");
 _Static_assert(sizeof(struct cgpu_welcome) == 280 + 48 * CGPU_MAX_GPUS, "welcome");
 #endif

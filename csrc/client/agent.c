@@ -44,14 +44,15 @@
 #define BLUR_MAX_NS     4000000u /* about two of a device's time slices; forgotten in some 50 turns */
 #define BUSY_LOOK_NS    1000000u /* is it idle? only while it holds the gate and others want the device */
 #define BEAT_LOOK_NS    100000000u
-#define REJOIN_MIN_NS   50000000ull
-#define REJOIN_MAX_NS   200000000ull /* a failed try costs some 20 us, and a daemon that is back is to find us soon */
+#define REJOIN_SOON_NS  40000000ull  /* a failed try costs some 20 us, and a daemon that is back is to find all of us soon */
+#define REJOIN_LATER_NS 200000000ull
+#define REJOIN_SOON_TRIES 50
 #define NEVER           UINT64_MAX
 
 static struct hook_lock starting;
 static bool started;
 static bool at_exit_set;
-static uint64_t rejoin_at, rejoin_pause;
+static uint64_t rejoin_at, rejoin_tries;
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -253,24 +254,18 @@ static uint64_t step_link(uint64_t now)
         return rejoin_at;
     if (gate_rejoin() == 0) {
         hook_log("info", "joined the daemon again");
-        rejoin_pause = 0;
         return NEVER;
     }
-    rejoin_pause = rejoin_pause == 0 ? REJOIN_MIN_NS : min_u64(rejoin_pause * 2, REJOIN_MAX_NS);
-    return rejoin_at = now + rejoin_pause;
+    return rejoin_at = now + (rejoin_tries++ < REJOIN_SOON_TRIES ? REJOIN_SOON_NS : REJOIN_LATER_NS);
 }
 
-/* The daemon says nothing after the welcome; what there is to read is the end. */
 static void look_at_socket(int fd)
 {
-    char byte;
-    ssize_t n = recv(fd, &byte, sizeof byte, MSG_DONTWAIT);
-    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
+    if (gate_hear(fd))
         return;
     hook_log("info", "the daemon is gone; will join again");
     gate_disconnected();
-    rejoin_pause = 0;
-    rejoin_at = 0;
+    rejoin_at = rejoin_tries = 0;
 }
 
 /* ---- the thread ---- */
@@ -337,5 +332,5 @@ void agent_after_fork(void)
 {
     starting.word = 0;
     started = false;
-    rejoin_at = rejoin_pause = 0;
+    rejoin_at = rejoin_tries = 0;
 }

@@ -3,7 +3,7 @@
  * gate_enter()/gate_leave() bracket every submission. The open path is a load of the grant word and a mark of this thread's
  * own: no lock prefix, no clock, no shared store. Everything else is out of line:
  *
- *   offer.c     asks the daemon; joining.c takes what it gives: pages, descriptors
+ *   offer.c     asks the daemon; joining.c takes what it gives: pages, descriptors; note.c says more on the same connection
  *   threads.c   the launching threads, their marks, fork
  *   waiting.c   opening the gate, waiting for it, letting go of it
  *   agent.c     the thread that lets go of a grant: marks, early and second acknowledgement, idleness, deadlines, rejoining
@@ -41,6 +41,7 @@ struct gate {
     struct cgpu_slot *slot;        /* ours in `report`; NULL: takes no part in the gate (CGPU_HELLO_INFO) */
     int bell;                      /* eventfd towards the daemon */
     int index;                     /* 0 .. gate_count() - 1 */
+    uint32_t told;                 /* CGPU_GPU_* */
 
     /* ---- from here on: csrc/client only ---- */
     _Alignas(64) struct hook_lock lock;
@@ -57,6 +58,7 @@ struct gate {
     uint64_t blur_ns;              /* agent: by how much later it did end, of late */
     uint64_t idle_sum, idle_since; /* agent: submissions seen at, and time of, the last look that found all of it done */
     uint32_t idle_hint;            /* a synchronise returned, or an event was found done */
+    uint64_t unknown_before;       /* slot.unknown of former slots */
 
     uint32_t held;                 /* submissions to several GPUs under way: a mark that any number of threads can set */
     struct hook_lock work;
@@ -121,6 +123,10 @@ struct gate *gate_of(int index);
 /* Called under no lock, whenever the daemon has given new pages (a rejoin), so that the ledger can enter what it holds.
  * Registered once by ledger.c. Old report pages stay mapped. */
 void gate_on_rejoin(void (*enter)(int index));
+
+/* note.c: tells the daemon that this process has taken memory that no hook counts, and waits until it counts, at most
+ * `patience_ns`. false: it may not yet. A cancellation point. */
+bool gate_note(const struct gate *g, uint64_t patience_ns);
 
 /* The rest is for csrc/client. */
 

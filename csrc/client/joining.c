@@ -23,6 +23,7 @@
  * address never changes: a rejoin maps the new page over the old one. */
 static _Alignas(4096) unsigned char pages[CGPU_MAX_GPUS][4096];
 static struct gate gates[CGPU_MAX_GPUS];
+static uint8_t uuids[CGPU_MAX_GPUS][16]; /* theirs */
 static int count;
 
 static struct hook_lock joining;
@@ -34,6 +35,13 @@ static ino_t sock_ino;              /* tells our socket from what a program that
 static uint64_t joined_ns;
 static bool membarrier_ok;
 static void (*rejoined)(int index);
+/* What the slots counted when the connection ended: the daemon may have read that. What is counted from then on goes into the
+ * next slot, so that its daemon hears of it. */
+static struct counted {
+    uint64_t launches, ungated, dirty, mem_refused;
+} told[CGPU_MAX_GPUS];
+static bool away; /* `told` is of the present slots */
+static uint64_t gone_ns; /* since then */
 
 int gate_count(void) { return load_acquire(&count); }
 struct gate *gate_of(int index) { return &gates[index]; }
@@ -77,6 +85,7 @@ void joining_after_fork(void)
     }
     sock = agent_fd = kick_fd = -1;
     count = 0;
+    away = false;
     memset(&joining, 0, sizeof joining);
 }
 
@@ -102,23 +111,80 @@ static ino_t inode(int fd)
     return syscall(SYS_fstat, fd, &st) == 0 ? st.st_ino : 0;
 }
 
-static bool commit(struct offer *offer)
+static struct counted counted(const struct cgpu_slot *slot)
+{
+    return (struct counted){load_relaxed(&slot->launches), load_relaxed(&slot->ungated), load_relaxed(&slot->dirty),
+                            load_relaxed(&slot->mem_refused)};
+}
+
+/* Counts in a slot are since it was taken: its predecessor's are the daemon's already. */
+static void hand_on(struct gate *g, const struct cgpu_slot *old)
+{
+    struct cgpu_slot *slot = g->slot;
+    if (!old || !slot || old == slot)
+        return;
+    g->unknown_before += load_relaxed(&old->unknown);
+    if (away) {
+        struct counted now = counted(old), then = told[g->index];
+        fetch_add(&slot->launches, now.launches - then.launches);
+        fetch_add(&slot->ungated, now.ungated - then.ungated);
+        fetch_add(&slot->dirty, now.dirty - then.dirty);
+        fetch_add(&slot->mem_refused, now.mem_refused - then.mem_refused);
+    }
+}
+
+/* Device time used since the daemon went, by what it had granted. None if nobody else wanted the device then. */
+static uint64_t used_away(const struct gate *g, uint64_t now)
+{
+    if (!away || !g->slot || load_relaxed(&g->ctl->deadline_ns) == 0)
+        return 0;
+    uint64_t passed = now - gone_ns, length = load_relaxed(&g->slot->kernel_ns);
+    uint64_t launches = load_relaxed(&g->slot->launches) - told[g->index].launches;
+    return length && launches > passed / length ? passed : launches * length;
+}
+
+/* Which gate each GPU of the offer has: the next one at first, later that of its UUID. An instance's GPUs do not change, but one
+ * may have gone for good or for a while: its gate stays as it was left. false: it offers others. */
+static bool find_places(const struct offer *offer, int place[CGPU_MAX_GPUS])
+{
+    for (int i = 0, next = 0; i < (int)offer->welcome.ngpus; i++, next++) {
+        while (count && next < count && memcmp(uuids[next], offer->welcome.gpu[i].uuid, sizeof uuids[next]))
+            next++;
+        if (count && next == count)
+            return false;
+        place[i] = next;
+    }
+    return true;
+}
+
+static bool commit(struct offer *offer, const int place[CGPU_MAX_GPUS])
 {
     bool mapped = true;
+    int most = count;
     for (int i = 0; i < (int)offer->welcome.ngpus; i++) {
-        struct gate *g = &gates[i];
+        int at = place[i];
+        struct gate *g = &gates[at];
         const struct cgpu_welcome_gpu *gpu = &offer->welcome.gpu[i];
         const int *fd = &offer->fds[1 + 3 * i];
         hook_lock_take(&g->lock);
+        uint64_t used = used_away(g, now_ns());
         store_relaxed(&g->accept, CGPU_ACCEPT_NONE); /* a word of the old page must not open the new one */
         store_relaxed(&g->state, GATE_CLOSED);
         store_relaxed(&g->orphan, false);
         store_relaxed(&g->refused, 0);
-        if (mmap(pages[i], sizeof pages[i], PROT_READ, MAP_FIXED | MAP_SHARED, fd[0], 0) == MAP_FAILED)
+        if (mmap(pages[at], sizeof pages[at], PROT_READ, MAP_FIXED | MAP_SHARED, fd[0], 0) == MAP_FAILED)
             mapped = false; /* the place keeps what it had: closed, until the fallback opens it */
+        const struct cgpu_slot *old = g->slot;
         store_release(&g->slot, gpu->slot_gen && !(flags & CGPU_HELLO_INFO) ? &offer->report[i]->slot[gpu->slot] : NULL);
+        hand_on(g, old);
+        if (g->slot)
+            store_relaxed(&g->slot->away_ns, used);
+        store_relaxed(&g->told, gpu->flags);
         store_release(&g->report, offer->report[i]);
         settle(&g->bell, fd[2]);
+        memcpy(uuids[at], gpu->uuid, sizeof uuids[at]);
+        if (at >= most)
+            most = at + 1;
         hook_lock_drop(&g->lock);
         close(fd[0]);
         close(fd[1]);
@@ -130,7 +196,8 @@ static bool commit(struct offer *offer)
     settle(&sock, offer->sock);
     sock_ino = inode(sock);
     store_relaxed(&joined_ns, now_ns());
-    store_release(&count, (int)offer->welcome.ngpus);
+    store_release(&count, most);
+    away = false;
     return mapped;
 }
 
@@ -146,12 +213,22 @@ static void forget_stolen(void)
     }
 }
 
+int gate_own_socket(void)
+{
+    hook_lock_take(&joining);
+    forget_stolen();
+    int fd = sock;
+    hook_lock_drop(&joining);
+    return fd;
+}
+
 static int attach(uint64_t until, struct cgpu_welcome *welcome)
 {
     struct offer offer;
+    int place[CGPU_MAX_GPUS];
     int error = offer_get(&offer, socket_path, flags, until);
-    if (!error && count && (int)offer.welcome.ngpus < count)
-        error = -EPROTO; /* an instance's GPUs do not change */
+    if (!error && !find_places(&offer, place))
+        error = -EPROTO;
     if (welcome)
         *welcome = offer.welcome;
     if (error) {
@@ -159,7 +236,7 @@ static int attach(uint64_t until, struct cgpu_welcome *welcome)
         return error;
     }
     forget_stolen();
-    commit(&offer);
+    commit(&offer, place);
     return 0;
 }
 
@@ -206,5 +283,17 @@ void gate_disconnected(void)
     if (sock >= 0)
         close(sock);
     store_release(&sock, -1);
+    for (int i = 0; i < count && !away; i++)
+        if (gates[i].slot)
+            told[i] = counted(gates[i].slot);
+    gone_ns = away ? gone_ns : now_ns();
+    away = true;
+    /* Who let go at its deadline may have the word again if it still shows: nobody else was granted the device since. */
+    for (int i = 0; i < count; i++) {
+        hook_lock_take(&gates[i].lock);
+        store_relaxed(&gates[i].refused, 0);
+        hook_lock_drop(&gates[i].lock);
+        gate_wake_waiters(&gates[i]);
+    }
     hook_lock_drop(&joining);
 }

@@ -20,6 +20,7 @@
 
 #define ANSWER_NS 2000000000ull /* as long as a daemon may take to work off 300 clients at once */
 #define MUTEX_NS  2000000000ull
+#define AGAIN_NS  20000000
 
 void offer_drop(struct offer *offer)
 {
@@ -193,7 +194,7 @@ static int check(struct offer *offer)
     return 0;
 }
 
-int offer_get(struct offer *offer, const char *path, uint32_t flags, uint64_t until)
+static int ask(struct offer *offer, const char *path, uint32_t flags, uint64_t until)
 {
     memset(offer, 0, sizeof *offer);
     offer->sock = connect_until(path, until);
@@ -204,4 +205,16 @@ int offer_get(struct offer *offer, const char *path, uint32_t flags, uint64_t un
         return -errno;
     int error = receive(offer, now_ns() + ANSWER_NS);
     return error ? error : check(offer);
+}
+
+int offer_get(struct offer *offer, const char *path, uint32_t flags, uint64_t until)
+{
+    for (;;) {
+        int error = ask(offer, path, flags, until);
+        bool died = error == -ECONNRESET || error == -EPIPE; /* with us in its queue: the next one may take us in */
+        if (!died || now_ns() >= until)
+            return error;
+        offer_drop(offer);
+        gate_nap(AGAIN_NS);
+    }
 }

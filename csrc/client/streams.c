@@ -70,11 +70,11 @@ static struct lane *lane_of(struct gate_thread *t, void *stream)
         if (lane->stream == GATE_NO_STREAM && lane->head == lane->tail)
             spare = lane; /* its stream was destroyed; perhaps its context, and then it has no events */
     }
-    struct place at = place_of_stream((CUstream)stream); /* a stream may be of another context than the current one */
-    if (at.gpu < 0 || at.gpu >= gate_count())
+    CUcontext context;
+    int gpu = gpu_of_stream((CUstream)stream, &context); /* a stream may be of another context than the current one */
+    if (gpu < 0 || gpu >= gate_count())
         return NULL;
-    struct gate *g = gate_of(at.gpu);
-    CUcontext context = (CUcontext)(uintptr_t)at.context;
+    struct gate *g = gate_of(gpu);
     if (spare && (spare->gate != g || (spare->context && spare->context != context)))
         spare = NULL;
     hook_lock_take(&g->work);

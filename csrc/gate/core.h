@@ -61,6 +61,7 @@ struct core_report {
     uint64_t inflight_ns;    /* predicted rest of its work; only lengthens patience */
     uint64_t kernel_ns;      /* measured length of a submission; only for the high-priority window */
     uint64_t end_ns;         /* it has let go: when its work is predicted to drain, or did; 0 = unknown */
+    uint64_t away_ns;        /* device time that it had while no daemon was there, and others had none */
     uint8_t demand;          /* a launcher waits */
     uint8_t opened;          /* a process accepted the grant */
     uint8_t holds;           /* and one has not acknowledged yet */
@@ -110,6 +111,7 @@ struct core_entity {
     uint64_t turns, overdue_count;
     uint64_t served;         /* core.turns at its latest grant */
     uint64_t high_at;        /* core.high_ns when it began to wait */
+    uint64_t away_ns, away_at; /* of that much has been charged; since when there is more */
     uint8_t phase, alive, high, demand, opened, holds, idle, released, stale;
     uint8_t free;            /* its work in flight is from before a plan change: not charged */
     uint8_t strikes;         /* its claims of work in flight are not believed for so many turns */

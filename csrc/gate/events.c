@@ -2,6 +2,8 @@
 #include "core_parts.h"
 #include <string.h>
 
+#define AWAY_NS 1000000000ull
+
 /* ---- time ---- */
 
 void core_line_remove(struct core *c, uint32_t i)
@@ -147,9 +149,36 @@ static void let_go(struct core *c, uint32_t i, uint64_t end)
     e->presume_ns = cut ? c->now + tail_length(c, e) + c->tuning.presume_ns : 0;
 }
 
+/* What it used while no daemon was there is paid back like what a turn overran, but nobody is kept waiting for longer than
+ * AWAY_NS for that. Processes of one instance had it at the same time: the most that one of them says counts. Not before others
+ * are back, too: it would be paid with time that nobody uses. */
+static void charge_away(struct core *c, uint32_t i, uint64_t away)
+{
+    struct core_entity *e = &c->entity[i];
+    uint64_t others = c->plan.unowned_ns, more = away > e->away_ns ? away - e->away_ns : 0;
+    bool wanted = c->asking & ~(1ull << i) || (c->holder >= 0 && c->holder != (int32_t)i);
+    if (!more || c->plan.native || !e->quantum || e->high)
+        return;
+    if (!e->away_at)
+        e->away_at = c->now;
+    if (!wanted && c->now - e->away_at < AWAY_NS)
+        return;
+    for (uint32_t k = 0; k < c->order_count[1]; k++)
+        others += c->entity[c->order[1][k]].quantum;
+    others -= e->quantum;
+    e->away_ns = away;
+    e->away_at = 0;
+    if (!others || !wanted)
+        return;
+    uint64_t most = AWAY_NS * e->quantum / others;
+    int64_t least = e->credit < -(int64_t)most ? e->credit : -(int64_t)most, credit = e->credit - (int64_t)earlier(more, most);
+    e->credit = credit > least ? credit : least;
+}
+
 static void report(struct core *c, uint32_t i, const struct core_report *r)
 {
     struct core_entity *e = &c->entity[i];
+    charge_away(c, i, r->away_ns);
     if (r->demand && !e->demand)
         e->wait_ns = c->now;
     e->demand = !!r->demand;

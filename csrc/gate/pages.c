@@ -207,6 +207,9 @@ void pages_look(const struct pages *p, uint64_t epoch, struct core_report *r)
         uint64_t kernel = load_relaxed(&s->kernel_ns);
         if (kernel <= KERNEL_NS_MAX && kernel > r->kernel_ns)
             r->kernel_ns = kernel;
+        uint64_t away = load_relaxed(&s->away_ns);
+        if (away > r->away_ns)
+            r->away_ns = away;
         /* `drained` first: a process that accepts anew clears it before it sets `opened`. */
         uint64_t drained = load_acquire(&s->drained), acked = load_acquire(&s->acked), idle = load_acquire(&s->idle);
         if (load_acquire(&s->opened) != word)

@@ -169,6 +169,18 @@ int gate_set_memory(struct gate_server *s, uint64_t handle, uint64_t limit, uint
     return r ? 0 : -ENOENT;
 }
 
+int gate_set_context(struct gate_server *s, uint64_t handle, uint64_t bytes)
+{
+    pthread_mutex_lock(&s->lock);
+    struct region *r = server_find(s, handle);
+    if (r) {
+        store_release(&r->pages.ctl->mem_context, bytes);
+        store_release(&r->pages.ctl->contexts, 1);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return r ? 0 : -ENOENT;
+}
+
 int gate_attach(struct gate_server *s, uint64_t handle, int agent_fd, uint32_t *slot, uint32_t *gen)
 {
     pthread_mutex_lock(&s->lock);

@@ -52,6 +52,7 @@ int gate_remove_region(struct gate_server *server, uint64_t region);
 /* Regions of the GPU that no turn names are never granted; those with quantum 0 are paused. */
 int gate_set_plan(struct gate_server *server, uint32_t gpu, const struct core_plan *plan, const struct gate_turn *turns);
 int gate_set_memory(struct gate_server *server, uint64_t region, uint64_t limit, uint64_t other);
+int gate_set_context(struct gate_server *server, uint64_t region, uint64_t bytes);
 int gate_attach(struct gate_server *server, uint64_t region, int agent_fd, uint32_t *slot, uint32_t *gen);
 int gate_detach(struct gate_server *server, uint64_t region, uint32_t slot);
 /* Fills at most CGPU_SLOTS entries; gives how many. */

@@ -1,13 +1,17 @@
 /* account.c: charging the instance's total, in one step with the check, under the robust mutex in the report page.
  *
- * Why a mutex: 18 ns, as dear as a lock-free charge, and what a process killed inside it leaves behind is repaired by the
- * next one exactly (the total is the sum of the slots). The daemon never takes it. Every wait for it is bounded: when a
- * stopped sibling sits on it for MUTEX_WAIT_S, a charge is refused and a refund is kept for the next operation.
+ * Charging takes a mutex: 18 ns, as dear as a lock-free charge, and what a process killed inside it leaves behind is repaired
+ * by the next one exactly. Giving back does not: it lowers the process's own slot, in one atomic step. So the total that the
+ * report page keeps is at least the sum of the slots, which is what counts; who would be refused for the total adds up first.
+ * A death at any instruction leaves no more than a total that is too high. The daemon never takes the mutex. Every wait for it
+ * is bounded: when a stopped sibling sits on it for MUTEX_WAIT_S, a charge is refused.
  *
  * The pages can change under us (a new daemon): account.report says which ones count, and changes only with the old
  * page's mutex held, so who holds the mutex and still finds its report there is right. Old report pages stay mapped. */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "account.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <time.h>
@@ -24,8 +28,7 @@ struct account {
     struct cgpu_slot *slot;
     const volatile struct cgpu_ctl *ctl;
     uint64_t generation;        /* of the daemon that made these pages: another's slot_gen says nothing about them */
-    uint64_t owed;              /* refunds that could not be entered yet (atomic) */
-    struct hook_lock lock;      /* of the three below */
+    struct hook_lock lock;      /* of the three below, and held while the four above change */
     uint64_t limit, total, used;
 };
 
@@ -38,7 +41,8 @@ static bool slot_is_dead(const volatile struct cgpu_ctl *ctl, const struct cgpu_
     return gen != 0 && gen != load_relaxed(&ctl->slot_gen[i]);
 }
 
-/* Drops the dead processes' slots and makes the total what the live ones hold. Mutex held. */
+/* Drops the dead processes' slots and makes the total what the live ones hold; what is given back meanwhile may still be in it.
+ * Mutex held. */
 static void repair(struct account *account, struct cgpu_report *report)
 {
     const volatile struct cgpu_ctl *ctl = account->ctl;
@@ -64,22 +68,53 @@ static void repair(struct account *account, struct cgpu_report *report)
         store_relaxed(&report->reaped_seq, seq);
 }
 
+/* The same where no death has gone unseen, and cheaper: a process at its limit needs it for every allocation. */
+static void add_up(struct account *account, struct cgpu_report *report)
+{
+    const volatile struct cgpu_ctl *ctl = account->ctl;
+    uint64_t total = 0;
+    if (load_relaxed(&ctl->generation) != account->generation) {
+        repair(account, report);
+        return;
+    }
+    for (int i = 0; i < CGPU_SLOTS; i++) {
+        const struct cgpu_slot *slot = &report->slot[i];
+        if ((load_relaxed(&ctl->slot_gen[i]) && load_relaxed(&slot->gen)) || slot == account->slot)
+            total += load_relaxed(&slot->mem_used);
+    }
+    store_relaxed(&report->mem_total_used, total);
+}
+
 static pthread_mutex_t *mutex_of(struct cgpu_report *report)
 {
     _Static_assert(sizeof(pthread_mutex_t) <= sizeof report->ledger_mutex, "room for the mutex");
     return (pthread_mutex_t *)(void *)report->ledger_mutex;
 }
 
+/* From glibc 2.30 by the monotonic clock: a wall clock that is set back meanwhile would make the wait as much longer. */
+static int (*clocklock)(pthread_mutex_t *, clockid_t, const struct timespec *);
+
+__attribute__((constructor)) static void find_clocklock(void)
+{
+    *(void **)&clocklock = dlsym(RTLD_DEFAULT, "pthread_mutex_clocklock");
+    dlerror(); /* that there is none is not the program's business */
+}
+
+static int lock_in_time(pthread_mutex_t *mutex)
+{
+    clockid_t clock = clocklock ? CLOCK_MONOTONIC : CLOCK_REALTIME;
+    struct timespec until;
+    clock_gettime(clock, &until);
+    until.tv_sec += MUTEX_WAIT_S;
+    return clocklock ? clocklock(mutex, clock, &until) : pthread_mutex_timedlock(mutex, &until);
+}
+
 /* 0 and the mutex held, or an errno. */
 static int lock_report(struct account *account, struct cgpu_report *report)
 {
     int error = pthread_mutex_trylock(mutex_of(report)); /* no clock to read unless it is contended */
-    if (error == EBUSY) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += MUTEX_WAIT_S;
-        error = pthread_mutex_timedlock(mutex_of(report), &until);
-    }
+    if (error == EBUSY)
+        error = lock_in_time(mutex_of(report));
     if (error == EOWNERDEAD) {
         repair(account, report);
         error = pthread_mutex_consistent(mutex_of(report));
@@ -119,45 +154,30 @@ static void add(struct account *account, struct cgpu_report *report, uint64_t by
 {
     struct cgpu_slot *slot = account->slot;
     if (!slot) {
-        account->used += bytes;
+        fetch_add(&account->used, bytes);
         return;
     }
-    uint64_t used = load_relaxed(&slot->mem_used) + bytes;
-    store_relaxed(&slot->mem_used, used);
     store_relaxed(&report->mem_total_used, load_relaxed(&report->mem_total_used) + bytes);
+    uint64_t used = fetch_add(&slot->mem_used, bytes) + bytes;
     if (used > load_relaxed(&slot->mem_peak))
         store_relaxed(&slot->mem_peak, used);
 }
 
-static uint64_t at_most(uint64_t bytes, uint64_t most)
+/* Takes up to `bytes` off *used; gives how many it took: a sibling may have scribbled on the page. */
+static uint64_t take_off(uint64_t *used, uint64_t bytes)
 {
-    return bytes < most ? bytes : most; /* a sibling may have scribbled on the page */
+    uint64_t was = load_relaxed(used), taken;
+    do
+        taken = bytes < was ? bytes : was;
+    while (!__atomic_compare_exchange_n(used, &was, was - taken, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+    return taken;
 }
 
-static void subtract(struct account *account, struct cgpu_report *report, uint64_t bytes)
-{
-    struct cgpu_slot *slot = account->slot;
-    if (!slot) {
-        account->used -= at_most(bytes, account->used);
-        return;
-    }
-    uint64_t used = load_relaxed(&slot->mem_used), total = load_relaxed(&report->mem_total_used);
-    bytes = at_most(bytes, used);
-    store_relaxed(&slot->mem_used, used - bytes);
-    store_relaxed(&report->mem_total_used, total - at_most(bytes, total));
-}
-
-/* Of the whole instance. Mutex held, or as last written. */
-static uint64_t used_of(const struct account *account, const struct cgpu_report *report)
+/* Of the whole instance, or more: its total may be too high. */
+static uint64_t used_at_most(const struct account *account, const struct cgpu_report *report)
 {
     return load_relaxed(&report->mem_total_used) + load_relaxed(&account->ctl->mem_other) +
-           (account->slot ? 0 : account->used);
-}
-
-static void settle(struct account *account, struct cgpu_report *report)
-{
-    if (__builtin_expect(load_relaxed(&account->owed) != 0, 0))
-        subtract(account, report, __atomic_exchange_n(&account->owed, 0, __ATOMIC_RELAXED));
+           (account->slot ? 0 : load_relaxed(&account->used));
 }
 
 static bool fits(uint64_t limit, uint64_t used, uint64_t bytes)
@@ -180,8 +200,12 @@ static bool charge(int gpu, uint64_t bytes, enum charging how)
     struct cgpu_report *report = open_account(account, &error);
     bool granted;
     if (report) {
-        settle(account, report);
-        granted = how == FORCE || fits(load_relaxed(&account->ctl->mem_limit), used_of(account, report), bytes);
+        uint64_t limit = load_relaxed(&account->ctl->mem_limit);
+        granted = how == FORCE || fits(limit, used_at_most(account, report), bytes);
+        if (__builtin_expect(!granted, 0)) {
+            add_up(account, report);
+            granted = fits(limit, used_at_most(account, report), bytes);
+        }
         if (granted)
             add(account, report, bytes);
         else if (how == CHARGE)
@@ -230,25 +254,14 @@ bool ledger_force(int gpu, uint64_t bytes)
 void ledger_refund(int gpu, uint64_t bytes)
 {
     struct account *account = &accounts[gpu];
-    int error;
-    if (bytes == 0)
+    struct cgpu_slot *slot = load_acquire(&account->slot);
+    if (__builtin_expect(slot != NULL, 1))
+        bytes -= take_off(&slot->mem_used, bytes);
+    if (__builtin_expect(bytes == 0, 1))
         return;
-    struct cgpu_report *report = open_account(account, &error);
-    if (report) {
-        settle(account, report);
-        subtract(account, report, bytes);
-        unlock_report(report);
-    } else if (error) {
-        __atomic_fetch_add(&account->owed, bytes, __ATOMIC_RELAXED);
-    } else {
-        hook_lock_take(&account->lock);
-        bool moved = load_relaxed(&account->report) != NULL;
-        if (!moved)
-            account->used -= bytes < account->used ? bytes : account->used;
-        hook_lock_drop(&account->lock);
-        if (moved)
-            ledger_refund(gpu, bytes);
-    }
+    hook_lock_take(&account->lock); /* there is no slot, or it was left for another one meanwhile */
+    take_off(account->slot ? &account->slot->mem_used : &account->used, bytes);
+    hook_lock_drop(&account->lock);
 }
 
 struct ledger_view ledger_view(int gpu)
@@ -258,9 +271,11 @@ struct ledger_view ledger_view(int gpu)
     int error;
     struct cgpu_report *held = open_account(account, &error);
     struct cgpu_report *report = held ? held : load_acquire(&account->report);
-    if (report) { /* without the mutex: as last written */
+    if (held)
+        add_up(account, held);
+    if (report) { /* without the mutex: as last added up */
         view.limit = load_relaxed(&account->ctl->mem_limit);
-        view.used = used_of(account, report);
+        view.used = used_at_most(account, report);
         view.total = load_relaxed(&account->ctl->mem_total);
         if (held)
             unlock_report(held);
@@ -272,28 +287,28 @@ struct ledger_view ledger_view(int gpu)
     return view;
 }
 
-/* Moves what this process holds from `account`, whose mutex (or fallback lock) is held, to `next`, whose mutex is held. */
+/* Moves what this process holds from `account`, whose mutex and lock are held, to `next`, whose mutex is held. What is given back
+ * meanwhile comes off the old slot before it is emptied, or finds it empty and waits for the lock. */
 static void move(struct account *account, const struct account *next, bool subtract_old)
 {
     struct cgpu_slot *old = account->slot, *slot = next->slot;
-    uint64_t used = old ? load_relaxed(&old->mem_used) : account->used;
-    uint64_t peak = old ? load_relaxed(&old->mem_peak) : used;
-    uint64_t refused = old ? load_relaxed(&old->mem_refused) : 0;
+    uint64_t *holds = old ? &old->mem_used : &account->used;
+    uint64_t used = __atomic_exchange_n(holds, 0, __ATOMIC_ACQ_REL), peak = old ? load_relaxed(&old->mem_peak) : used;
     if (old && subtract_old) { /* those pages may still count for siblings that have not moved yet */
-        subtract(account, account->report, used);
+        take_off(&account->report->mem_total_used, used);
         store_relaxed(&old->gen, 0);
     }
-    account->slot = slot;
     account->ctl = next->ctl;
     account->generation = next->generation;
-    account->used = slot ? 0 : used;
     if (slot) {
         store_relaxed(&slot->mem_used, used);
         store_relaxed(&slot->mem_peak, peak);
-        store_relaxed(&slot->mem_refused, refused);
         store_relaxed(&slot->pid, (uint32_t)getpid());
         store_release(&slot->gen, load_relaxed(&next->ctl->slot_gen[slot - next->report->slot]));
+    } else {
+        store_relaxed(&account->used, used);
     }
+    store_release(&account->slot, slot);
     repair(account, next->report);
     store_release(&account->report, next->report);
 }

@@ -13,8 +13,9 @@ CU_NEED(CUresult, cuCtxGetDevice, (CUdevice *device));
 
 CU_WRAP(CUresult, cuArrayDestroy, (CUarray array))
 {
-    struct release release = release_begin(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
-    CUresult result = release_end(&release, REAL(cuArrayDestroy)(array));
+    struct release release = ledger_releasing(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
+    CUresult result = REAL(cuArrayDestroy)(array);
+    ledger_released(release, LEDGER_ARRAY, (uint64_t)(uintptr_t)array, result == CUDA_SUCCESS);
     if (result == CUDA_SUCCESS)
         vmm_array_destroyed((uint64_t)(uintptr_t)array);
     return result;
@@ -22,8 +23,9 @@ CU_WRAP(CUresult, cuArrayDestroy, (CUarray array))
 
 CU_WRAP(CUresult, cuMipmappedArrayDestroy, (CUmipmappedArray array))
 {
-    struct release release = release_begin(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
-    CUresult result = release_end(&release, REAL(cuMipmappedArrayDestroy)(array));
+    struct release release = ledger_releasing(LEDGER_ARRAY, (uint64_t)(uintptr_t)array);
+    CUresult result = REAL(cuMipmappedArrayDestroy)(array);
+    ledger_released(release, LEDGER_ARRAY, (uint64_t)(uintptr_t)array, result == CUDA_SUCCESS);
     if (result == CUDA_SUCCESS)
         vmm_array_destroyed((uint64_t)(uintptr_t)array);
     return result;

@@ -122,7 +122,7 @@ struct need {
 static void see_alloc(struct need *need, CUgraphNode node)
 {
     CUDA_MEM_ALLOC_NODE_PARAMS params = {0};
-    struct table_entry old;
+    uint64_t old;
     if (!have(cuGraphMemAllocNodeGetParams) || REAL(cuGraphMemAllocNodeGetParams)(node, &params) != CUDA_SUCCESS)
         return;
     const CUmemLocation *location = &params.poolProps.location;
@@ -130,19 +130,17 @@ static void see_alloc(struct need *need, CUgraphNode node)
         return; /* host memory */
     if (need->gpu < 0)
         need->gpu = location->type == CU_MEM_LOCATION_TYPE_DEVICE ? hook_gpu_of_device(location->id) : hook_current_gpu();
-    struct table_entry entry = {params.dptr, round_up(params.bytesize ? params.bytesize : 1, SMALL_GRANULE)};
-    if (!__builtin_add_overflow(need->live, entry.value, &need->live) && need->live > need->most)
+    uint64_t bytes = round_up(params.bytesize ? params.bytesize : 1, SMALL_GRANULE);
+    if (!__builtin_add_overflow(need->live, bytes, &need->live) && need->live > need->most)
         need->most = need->live;
-    table_put(&need->sizes, &entry, &old);
+    table_put(&need->sizes, params.dptr, bytes, &old);
 }
 
 static void see_free(struct need *need, CUgraphNode node)
 {
     CUdeviceptr ptr;
-    struct table_entry entry;
-    if (have(cuGraphMemFreeNodeGetParams) && REAL(cuGraphMemFreeNodeGetParams)(node, &ptr) == CUDA_SUCCESS &&
-        table_take(&need->sizes, ptr, &entry))
-        need->live -= entry.value;
+    if (have(cuGraphMemFreeNodeGetParams) && REAL(cuGraphMemFreeNodeGetParams)(node, &ptr) == CUDA_SUCCESS)
+        need->live -= table_take(&need->sizes, ptr);
 }
 
 static void see_graph(struct need *need, CUgraph graph, int depth)

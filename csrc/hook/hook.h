@@ -70,6 +70,9 @@ struct cgpu_proxy {
 };
 __attribute__((visibility("default"))) void cgpu_proxy_bind(const struct cgpu_proxy *proxy);
 
+/* The path of `real/NAME` beside this library, where `cgpuctl run` mounts what belongs to the program. false: too long. */
+bool hook_covered(const char *name, char *path, size_t room);
+
 /* A line on stderr or CGPU_LOG, rate-limited; never on stdout; keeps errno. level: "error", "warning", "info", "debug". */
 void hook_log(const char *level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -78,7 +81,7 @@ void hook_count_unknown(void);
 
 /* ---- visible.c: which GPUs this process has, in its order ---- */
 
-/* Joins the instance if there is one (CGPU_SOCKET, else CGPU_DEFAULT_SOCKET); idempotent, thread-safe; after fork the child
+/* Joins the instance if there is one (CGPU_SOCKET, else that of the mount namespace, else CGPU_DEFAULT_SOCKET); idempotent, thread-safe; after fork the child
  * joins anew. false: no instance, everything passes through untouched. */
 bool hook_join(bool for_nvml);
 int hook_gpus(void);                          /* 0 without an instance */

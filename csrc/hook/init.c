@@ -79,14 +79,19 @@ static void *open_path(const char *path)
     return handle;
 }
 
+bool hook_covered(const char *name, char *path, size_t room)
+{
+    Dl_info us;
+    const char *slash = dladdr((void *)&drivers, &us) && us.dli_fname ? strrchr(us.dli_fname, '/') : NULL;
+    int folder = slash ? (int)(slash - us.dli_fname) : 0;
+    return slash && snprintf(path, room, "%.*s/real/%s", folder, us.dli_fname, name) < (int)room;
+}
+
 /* The real library at `real/SONAME` beside this one. NULL: there is a link, or nothing: the usual ways lead to it. */
 static void *open_covered(const char *soname)
 {
     char path[4096], target;
-    Dl_info us;
-    const char *slash = dladdr((void *)&drivers, &us) && us.dli_fname ? strrchr(us.dli_fname, '/') : NULL;
-    int folder = slash ? (int)(slash - us.dli_fname) : 0;
-    if (!slash || snprintf(path, sizeof path, "%.*s/real/%s", folder, us.dli_fname, soname) >= (int)sizeof path)
+    if (!hook_covered(soname, path, sizeof path))
         return NULL;
     bool file = readlink(path, &target, 1) < 0 && errno == EINVAL;
     return file ? open_path(path) : NULL;

@@ -178,11 +178,11 @@ static enum joined join_fallback(const char *socket_path, int error)
     if (count == 0) {
         /* nothing at the default path: in no instance. A socket that was named, or is there, is one we should be in. */
         if (access(socket_path, F_OK) == 0 || strcmp(socket_path, CGPU_DEFAULT_SOCKET) != 0)
-            hook_log("error", "event=join socket=%s error=%d: no daemon and no limits: this process runs unlimited",
+            hook_log("error", "event=join socket=%s error=%d: not joined, and no limits: this process runs unlimited",
                      socket_path, error);
         return JOINED_NONE;
     }
-    hook_log("warning", "event=join socket=%s error=%d: no daemon: each process alone is held to the instance's memory",
+    hook_log("warning", "event=join socket=%s error=%d: not joined: each process alone is held to the instance's memory",
              socket_path, error);
     set_gpus(found, count);
     store_relaxed(&retry_ns, now_ns() + RETRY_NS);
@@ -229,7 +229,10 @@ static enum joined join_socket(const char *socket_path, bool for_nvml)
     int error = gate_join(socket_path, for_nvml ? CGPU_HELLO_INFO : 0, &welcome);
     if (error == 0 && welcome.error != 0)
         error = -welcome.error;
-    if (error < 0 && welcome.error != 0)
+    if (error == -EPROTO && welcome.magic == CGPU_ABI_MAGIC && welcome.version != CGPU_ABI_VERSION)
+        hook_log("error", "event=join socket=%s: the daemon speaks version %u and this library %u", socket_path, welcome.version,
+                 CGPU_ABI_VERSION);
+    else if (error < 0 && welcome.error != 0)
         hook_log("error", "event=join socket=%s error=%d text=\"%.*s\"", socket_path, welcome.error,
                  (int)sizeof welcome.text, welcome.text);
     if (error < 0)
@@ -238,6 +241,19 @@ static enum joined join_socket(const char *socket_path, bool for_nvml)
     for (int gpu = 0; gpu < own; gpu++)
         account_enter(gpu);
     return for_nvml ? JOINED_INFO : JOINED_FULL;
+}
+
+/* A program that was started with another environment is still in the mount namespace of its `cgpuctl run`. */
+static const char *own_socket(void)
+{
+    static char path[4096];
+    const char *named = secure_getenv("CGPU_SOCKET");
+    if (named && *named)
+        return named;
+    if (hook_covered("sock", path, sizeof path) && access(path, F_OK) == 0 &&
+        hook_covered("sock/gate.sock", path, sizeof path))
+        return path;
+    return CGPU_DEFAULT_SOCKET;
 }
 
 static bool settled(bool for_nvml)
@@ -262,10 +278,7 @@ bool hook_join(bool for_nvml)
         pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* it would die with the lock */
         hook_lock_take(&joining); /* held for the daemon's answer: gate_join bounds it */
         if (!settled(for_nvml)) {
-            const char *path = secure_getenv("CGPU_SOCKET");
-            if (!path || !*path)
-                path = CGPU_DEFAULT_SOCKET;
-            store_release(&joined, join_socket(path, for_nvml));
+            store_release(&joined, join_socket(own_socket(), for_nvml));
         }
         hook_lock_drop(&joining);
         pthread_setcancelstate(cancel, NULL);

@@ -1,7 +1,7 @@
 /* ledger.c: the map from a device pointer or handle to its charge: 16 shards a kind, each a table under a lock of its own.
  *
- * With many blocks live, what an operation costs is its wait for memory. So the place in the table is asked for ahead: a free
- * does so before the driver is called and looks after it; an allocation's entry waits in its shard until the next one comes. */
+ * With many blocks live, what an operation costs is its wait for memory. So a free asks for the place in the table before the
+ * driver is called, and looks there after it. */
 #include "ledger.h"
 
 #include <stddef.h>
@@ -14,12 +14,10 @@
 #include "table.h"
 
 #define SHARDS (1 << TABLE_SHARD_BITS)
-#define LATE_BITS 10 /* tables larger than that are not in the near caches */
 
 struct shard { /* a cache line each: threads on different shards do not meet */
     _Alignas(64) struct hook_lock lock;
     struct table table;
-    struct table_entry late; /* the last that was put, not yet in the table; value 0: none */
 };
 _Static_assert(sizeof(struct shard) == 64, "a cache line");
 
@@ -42,9 +40,9 @@ static struct shard *shard_of(enum ledger_kind kind, uint64_t key)
 
 /* ---- owners by number ----
  *
- * An entry has 15 bits for its owner. Numbers are few and found by looking at all of them; 0 is no owner. One that ends is
+ * An entry has 11 bits for its owner. Numbers are few and found by looking at all of them; 0 is no owner. One that ends is
  * renamed, in one place, and its number used again once nothing has it. */
-#define OWNERS 4096
+#define OWNERS 2048
 static const void *owners[OWNERS]; /* [0] unused; NULL: free */
 static uint32_t owner_count = 1;   /* those after it were never used */
 static struct hook_lock owners_lock; /* of writing */
@@ -87,36 +85,39 @@ void ledger_retag_owner(const void *from, const void *to)
 
 /* ---- entries ---- */
 
-/* value: units << 21 | pooled << 20 | owner << 5 | gpu << 1 | 1 */
+/* value: gpu << 44 | 1 << 43 | owner << 32 | pooled << 31 | units; of a note: gpu << 44 | 1 << 43 | bytes. It is never 0. */
 #define UNIT LEDGER_UNIT
-#define UNITS_SHIFT 21
-#define POOLED (1ull << 20)
-#define MOST_UNITS (UINT64_MAX >> UNITS_SHIFT)
-_Static_assert(CGPU_MAX_GPUS <= 16 && OWNERS <= 1 << 15, "room in an entry");
+#define GPU_SHIFT 44
+#define OWNER_SHIFT 32
+#define THERE (1ull << 43)
+#define POOLED (1ull << 31)
+#define MOST_UNITS (POOLED - 1) /* a TiB: no card has that */
+_Static_assert(CGPU_MAX_GPUS <= 16 && OWNERS <= 1 << 11, "room in an entry");
 
 static bool is_note(enum ledger_kind kind) { return kind >= LEDGER_POOL; }
 
 static uint64_t pack(enum ledger_kind kind, const struct ledger_entry *entry)
 {
+    uint64_t base = (uint64_t)entry->gpu << GPU_SHIFT | THERE, units = entry->bytes / UNIT;
+    if (is_note(kind))
+        return base | (entry->bytes & (THERE - 1));
     uint32_t number = entry->owner ? number_of(entry->owner) : 0;
     if (entry->owner && !number)
         number = new_number_of(entry->owner);
-    uint64_t units = is_note(kind) ? entry->bytes : entry->bytes / UNIT;
-    return (units < MOST_UNITS ? units : MOST_UNITS) << UNITS_SHIFT | (entry->pooled ? POOLED : 0) | (uint64_t)number << 5 |
-           (uint64_t)entry->gpu << 1 | 1;
+    return base | (uint64_t)number << OWNER_SHIFT | (entry->pooled ? POOLED : 0) | (units < MOST_UNITS ? units : MOST_UNITS);
 }
 
-static uint32_t packed_owner(uint64_t value) { return value >> 5 & 0x7fff; }
-static int packed_gpu(uint64_t value) { return (int)(value >> 1 & 15); }
+static uint32_t packed_owner(uint64_t value) { return value >> OWNER_SHIFT & 0x7ff; }
+static int packed_gpu(uint64_t value) { return (int)(value >> GPU_SHIFT & 15); }
 static uint64_t packed_bytes(enum ledger_kind kind, uint64_t value)
 {
-    return (value >> UNITS_SHIFT) * (is_note(kind) ? 1 : UNIT);
+    return is_note(kind) ? value & (THERE - 1) : (value & MOST_UNITS) * UNIT;
 }
 
 static struct ledger_entry unpack(enum ledger_kind kind, uint64_t value)
 {
-    uint32_t number = packed_owner(value);
-    return (struct ledger_entry){packed_gpu(value), (value & POOLED) != 0, packed_bytes(kind, value),
+    uint32_t number = is_note(kind) ? 0 : packed_owner(value);
+    return (struct ledger_entry){packed_gpu(value), !is_note(kind) && (value & POOLED), packed_bytes(kind, value),
                                  number ? load_relaxed(&owners[number]) : NULL};
 }
 
@@ -169,66 +170,19 @@ static bool hand_over(enum ledger_kind kind, uint64_t key, uint64_t value)
 
 /* ---- putting and taking ---- */
 
-/* *lost: an entry whose address the driver has handed out anew though its free went unseen; 0: none. false: no memory, nothing
- * changed. The shard's lock is held, also for the next two. */
-static bool insert(enum ledger_kind kind, struct shard *shard, const struct table_entry *entry, uint64_t *lost)
-{
-    struct table_entry old;
-    if (!table_put(&shard->table, entry, &old))
-        return false;
-    *lost = __builtin_expect(old.value != 0, 0) && !hand_over(kind, entry->key, old.value) ? old.value : 0;
-    return true;
-}
-
-static bool insert_late(enum ledger_kind kind, struct shard *shard, uint64_t *lost)
-{
-    *lost = 0;
-    if (!shard->late.value)
-        return true;
-    if (!insert(kind, shard, &shard->late, lost))
-        return false;
-    store_relaxed(&shard->late.key, 0);
-    shard->late.value = 0;
-    return true;
-}
-
-static bool put_late(enum ledger_kind kind, struct shard *shard, const struct table_entry *entry, uint64_t *lost)
-{
-    if (!insert_late(kind, shard, lost))
-        return false;
-    store_relaxed(&shard->late.key, entry->key);
-    shard->late.value = entry->value;
-    return true;
-}
-
 static void put(enum ledger_kind kind, uint64_t key, uint64_t value)
 {
     struct shard *shard = shard_of(kind, key);
-    struct table_entry entry = {key, value};
-    uint64_t lost = 0;
-    table_prefetch(&shard->table, key);
+    uint64_t old;
     hook_lock_take(&shard->lock);
-    bool done = shard->table.bits > LATE_BITS ? put_late(kind, shard, &entry, &lost) : insert(kind, shard, &entry, &lost);
+    bool done = table_put(&shard->table, key, value, &old);
+    bool lost = __builtin_expect(done && old, 0) && !hand_over(kind, key, old);
     hook_lock_drop(&shard->lock);
-    if (__builtin_expect(lost != 0, 0))
-        replaced(kind, lost);
+    if (lost) /* the driver has handed the address out anew, though its free went unseen */
+        replaced(kind, old);
     if (!done) /* its charge stays until this process ends: too much counted rather than too little */
         hook_log("error", "event=ledger-full bytes=%llu: no memory to remember an allocation",
                  (unsigned long long)packed_bytes(kind, value));
-}
-
-/* From now on its entry is in the table, if there is one (but for a table without memory). */
-static void no_longer_late(enum ledger_kind kind, struct shard *shard, uint64_t key)
-{
-    uint64_t lost = 0;
-    if (__builtin_expect(load_relaxed(&shard->late.key) != key, 1))
-        return;
-    hook_lock_take(&shard->lock);
-    if (shard->late.key == key)
-        insert_late(kind, shard, &lost);
-    hook_lock_drop(&shard->lock);
-    if (lost)
-        replaced(kind, lost);
 }
 
 void ledger_put(enum ledger_kind kind, uint64_t key, const struct ledger_entry *entry)
@@ -239,12 +193,10 @@ void ledger_put(enum ledger_kind kind, uint64_t key, const struct ledger_entry *
 static uint64_t take(enum ledger_kind kind, uint64_t key)
 {
     struct shard *shard = shard_of(kind, key);
-    struct table_entry found;
-    no_longer_late(kind, shard, key);
     hook_lock_take(&shard->lock);
-    bool known = table_take(&shard->table, key, &found);
+    uint64_t value = table_take(&shard->table, key);
     hook_lock_drop(&shard->lock);
-    return known ? found.value : 0;
+    return value;
 }
 
 bool ledger_take(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry)
@@ -257,12 +209,10 @@ bool ledger_take(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry
 
 struct release ledger_releasing(enum ledger_kind kind, uint64_t key)
 {
-    struct release release = {.kind = kind, .key = key};
+    struct release release = {0};
     if (!key)
         return release;
-    struct shard *shard = shard_of(kind, key);
-    table_prefetch(&shard->table, key);
-    no_longer_late(kind, shard, key);
+    table_prefetch(&shard_of(kind, key)->table, key);
     release.flight = take_off(kind, key);
     if (__builtin_expect(!release.flight, 0))
         release.taken = take(kind, key);
@@ -270,67 +220,57 @@ struct release ledger_releasing(enum ledger_kind kind, uint64_t key)
 }
 
 /* The call has come back: its entry, if it is to go, or if another was put at its address. */
-static uint64_t land(const struct release *release, bool freed)
+static uint64_t land(struct ledger_flight *flight, enum ledger_kind kind, uint64_t key, bool freed)
 {
-    struct shard *shard = shard_of(release->kind, release->key);
-    struct table_entry found;
+    struct shard *shard = shard_of(kind, key);
     hook_lock_take(&shard->lock);
-    uint64_t value = release->flight->value;
-    release->flight->value = 0;
-    if (freed && !value) {
-        if (table_take(&shard->table, release->key, &found)) {
-            value = found.value;
-        } else if (shard->late.key == release->key) { /* two have freed it, and it was handed out in between */
-            value = shard->late.value;
-            store_relaxed(&shard->late.key, 0);
-            shard->late.value = 0;
-        }
-    }
-    store_release(&release->flight->key, 0);
+    uint64_t value = flight->value;
+    flight->value = 0;
+    if (freed && !value)
+        value = table_take(&shard->table, key);
+    store_release(&flight->key, 0);
     hook_lock_drop(&shard->lock);
     return value;
 }
 
-bool ledger_released(const struct release *release, bool freed, struct ledger_entry *entry)
+void ledger_released(struct release release, enum ledger_kind kind, uint64_t key, bool freed)
 {
-    uint64_t value = release->flight ? land(release, freed) : release->taken;
-    if (!value)
-        return false;
-    if (freed)
-        *entry = unpack(release->kind, value);
-    else if (release->flight)
-        replaced(release->kind, value); /* refused, and yet handed out anew */
-    else
-        put(release->kind, release->key, value);
-    return freed;
+    uint64_t value = __builtin_expect(release.flight != NULL, 1) ? land(release.flight, kind, key, freed) : release.taken;
+    if (__builtin_expect(!value, 0))
+        return;
+    if (__builtin_expect(freed && !(value & POOLED), 1)) {
+        ledger_refund(packed_gpu(value), packed_bytes(kind, value));
+    } else if (!freed && !release.flight) {
+        put(kind, key, value);
+    } else if (freed && value & POOLED) {
+        struct ledger_entry entry = unpack(kind, value);
+        pool_freed(&entry, key);
+    } else {
+        replaced(kind, value); /* or refused, and yet handed out anew */
+    }
 }
 
 bool ledger_find(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry)
 {
     struct shard *shard = shard_of(kind, key);
-    no_longer_late(kind, shard, key);
     hook_lock_take(&shard->lock);
-    const struct table_entry *found = table_find(&shard->table, key);
-    uint64_t value = found ? found->value : 0;
+    uint64_t value = table_find(&shard->table, key);
     hook_lock_drop(&shard->lock);
     if (value)
         *entry = unpack(kind, value);
     return value != 0;
 }
 
-/* Removes what has this owner from one table and adds up its bytes a GPU. A removal moves later entries forward, also
- * around the end, so places are looked at again until a whole pass finds nothing. */
+/* Removes what has this owner from one table and adds up its bytes a GPU. */
 static void drop_from(enum ledger_kind kind, struct table *table, uint32_t number, uint64_t bytes[CGPU_MAX_GPUS])
 {
-    for (bool again = table->entries != NULL; again;) {
-        again = false;
-        for (uint64_t i = 0; i <= table->mask; i++)
-            while (table->entries[i].value && packed_owner(table->entries[i].value) == number) {
-                if (!(table->entries[i].value & POOLED))
-                    bytes[packed_gpu(table->entries[i].value)] += packed_bytes(kind, table->entries[i].value);
-                table_remove(table, &table->entries[i]);
-                again = true;
-            }
+    uint64_t key, value;
+    for (uint64_t place = 0; table_next(table, &place, &key, &value);) {
+        if (packed_owner(value) != number)
+            continue;
+        if (!(value & POOLED))
+            bytes[packed_gpu(value)] += packed_bytes(kind, value);
+        table_take(table, key);
     }
 }
 
@@ -343,13 +283,9 @@ void ledger_drop_owner(const void *owner)
     for (enum ledger_kind kind = 0; !is_note(kind); kind++)
         for (int i = 0; i < SHARDS; i++) {
             struct shard *shard = &shards[kind][i];
-            uint64_t lost = 0;
             hook_lock_take(&shard->lock);
-            insert_late(kind, shard, &lost);
             drop_from(kind, &shard->table, number, bytes);
             hook_lock_drop(&shard->lock);
-            if (lost)
-                replaced(kind, lost);
         }
     hook_lock_take(&owners_lock);
     store_relaxed(&owners[number], NULL);
@@ -365,7 +301,6 @@ void ledger_after_fork(void)
         for (int i = 0; i < SHARDS; i++) {
             tables[i] = &shards[kind][i].table;
             shards[kind][i].lock = (struct hook_lock){0};
-            shards[kind][i].late = (struct table_entry){0};
         }
         table_arena_free(&arenas[kind], tables, SHARDS);
         for (int i = 0; i < FLIGHTS && !is_note(kind); i++)

@@ -35,15 +35,18 @@ bool ledger_take(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry
 bool ledger_find(enum ledger_kind kind, uint64_t key, struct ledger_entry *entry);
 
 /* A free, around the driver's call. The entry goes after it: what the driver refuses was never forgotten, and of several
- * threads that free one address the one that the driver let through has it. Unknown keys are fine. */
+ * threads that free one address the one that the driver let through has it. What is unknown (NULL, foreign, freed twice) is left
+ * to the driver:
+ *     struct release release = ledger_releasing(LEDGER_POINTER, ptr);
+ *     CUresult result = REAL(...)(ptr);
+ *     ledger_released(release, LEDGER_POINTER, ptr, result == CUDA_SUCCESS);
+ */
 struct release {
-    enum ledger_kind kind;
-    uint64_t key, taken;          /* taken: the entry, where there is no */
-    struct ledger_flight *flight; /* ledger.c */
+    struct ledger_flight *flight; /* ledger.c; NULL: `taken` is the entry, 0 none */
+    uint64_t taken;
 };
 struct release ledger_releasing(enum ledger_kind kind, uint64_t key);
-/* true: `entry` is forgotten, and what it held is the caller's to give back. */
-bool ledger_released(const struct release *release, bool freed, struct ledger_entry *entry);
+void ledger_released(struct release release, enum ledger_kind kind, uint64_t key, bool freed);
 
 /* An owner died: refunds all that was put with it, but for blocks of a pool. */
 void ledger_drop_owner(const void *owner);

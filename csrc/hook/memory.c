@@ -7,16 +7,18 @@
 
 CU_WRAP(CUresult, cuMemFree_v2, (CUdeviceptr ptr))
 {
-    struct release release = release_begin(LEDGER_POINTER, ptr);
-    CUresult result = release_end(&release, REAL(cuMemFree_v2)(ptr));
+    struct release release = ledger_releasing(LEDGER_POINTER, ptr);
+    CUresult result = REAL(cuMemFree_v2)(ptr);
+    ledger_released(release, LEDGER_POINTER, ptr, result == CUDA_SUCCESS);
     pools_synced(false); /* it waited for the device */
     return result;
 }
 
 CU_WRAP(CUresult, cuMemFree, (CUdeviceptr_v1 ptr))
 {
-    struct release release = release_begin(LEDGER_POINTER, ptr);
-    CUresult result = release_end(&release, REAL(cuMemFree)(ptr));
+    struct release release = ledger_releasing(LEDGER_POINTER, ptr);
+    CUresult result = REAL(cuMemFree)(ptr);
+    ledger_released(release, LEDGER_POINTER, ptr, result == CUDA_SUCCESS);
     pools_synced(false);
     return result;
 }

@@ -14,6 +14,8 @@ struct place {
 };
 struct place place_here(void);               /* of the calling thread's current context */
 struct place place_of_stream(CUstream stream); /* of the stream's; of the current one for the null streams */
+/* Where work for the stream runs, and in which context: the green one itself, where it is one of that. -1: as above. */
+int gpu_of_stream(CUstream stream, CUcontext *context);
 
 /* What the device takes for one block. A GPU's memory is handed out in pages of 2 MiB; smaller blocks share pages in steps of
  * 512 bytes. (Driver-internal: as observed and as frameworks assume it, nowhere promised. The page that small blocks share is
@@ -82,26 +84,5 @@ static inline bool charge_correct(struct charge *charge, uint64_t bytes)
         ledger_refund(charge->at.gpu, charge->bytes - bytes);
     charge->bytes = bytes;
     return true;
-}
-
-/* One free. What is unknown (NULL, foreign, freed twice) is left to the driver:
- *     struct release release = release_begin(LEDGER_POINTER, ptr);
- *     return release_end(&release, REAL(...)(...));
- */
-static inline struct release release_begin(enum ledger_kind kind, uint64_t key)
-{
-    return ledger_releasing(kind, key);
-}
-
-static inline CUresult release_end(const struct release *release, CUresult result)
-{
-    struct ledger_entry entry;
-    if (!ledger_released(release, result == CUDA_SUCCESS, &entry))
-        return result;
-    if (entry.pooled)
-        pool_freed(&entry, release->key);
-    else
-        ledger_refund(entry.gpu, entry.bytes);
-    return result;
 }
 #endif

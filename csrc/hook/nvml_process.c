@@ -40,9 +40,13 @@ struct members {
     struct member member[CGPU_SLOTS + 1];
 };
 
-static bool in_container(void)
+/* Whether the driver counts processes in another way than this one does, or may: the daemon knows; without it a process in the
+ * kernel's first PID namespace does. */
+static bool counts_otherwise(void)
 {
     char text[sizeof HOST_NAMESPACE];
+    if (gate_count() > 0)
+        return !(load_relaxed(&gate_of(0)->told) & CGPU_GPU_PIDS);
     ssize_t length = readlink("/proc/self/ns/pid", text, sizeof text);
     return length > 0 && (length != sizeof text - 1 || memcmp(text, HOST_NAMESPACE, sizeof text - 1) != 0);
 }
@@ -61,9 +65,13 @@ static void add_member(struct members *members, struct member member)
         members->member[members->count++] = member;
 }
 
-static void find_members(int gpu, bool container, struct members *members)
+/* What the audit found beside the ledger (contexts, modules) is known of the whole instance: where one process alone uses the
+ * device, it is that one's. */
+static void find_members(int gpu, bool otherwise, struct members *members)
 {
     const struct gate *gate = gpu < gate_count() ? gate_of(gpu) : NULL;
+    struct member *user = NULL;
+    int users = 0;
     members->count = 0;
     for (int i = 0; gate && gate->report && gate->ctl && i < CGPU_SLOTS; i++) {
         const struct cgpu_slot *slot = &gate->report->slot[i];
@@ -73,7 +81,14 @@ static void find_members(int gpu, bool container, struct members *members)
             add_member(members, (struct member){.pid = load_relaxed(&slot->pid), .memory = memory,
                                                 .uses = memory || load_relaxed(&slot->launches)});
     }
-    if (!container)
+    for (int i = 0; i < members->count; i++)
+        if (members->member[i].uses) {
+            user = &members->member[i];
+            users++;
+        }
+    if (users == 1)
+        user->memory += load_relaxed(&gate->ctl->mem_other);
+    if (!otherwise)
         add_member(members, (struct member){.pid = (uint32_t)getpid(), .memory = NVML_VALUE_NOT_AVAILABLE_U64});
 }
 
@@ -146,9 +161,9 @@ static nvmlReturn_t own_processes(nvmlDevice_t device, unsigned int *count, void
     if (!entries)
         return result;
     struct members members;
-    bool container = in_container();
-    find_members(gpu, container, &members);
-    if (container && has_foreigner(&members, entries, all, list))
+    bool otherwise = counts_otherwise();
+    find_members(gpu, otherwise, &members);
+    if (otherwise && has_foreigner(&members, entries, all, list))
         all = 0;
     for (unsigned int i = 0; i < all; i++) {
         char *entry = entries + i * list->size;
@@ -162,7 +177,7 @@ static nvmlReturn_t own_processes(nvmlDevice_t device, unsigned int *count, void
         own++;
     }
     free(entries);
-    for (int i = 0; container && list->compute && i < members.count; i++) {
+    for (int i = 0; otherwise && list->compute && i < members.count; i++) {
         const struct member *member = &members.member[i];
         if (member->listed || !member->uses)
             continue;
@@ -177,7 +192,7 @@ static nvmlReturn_t own_processes(nvmlDevice_t device, unsigned int *count, void
 static bool is_member(int gpu, uint32_t pid)
 {
     struct members members;
-    find_members(gpu, in_container(), &members);
+    find_members(gpu, counts_otherwise(), &members);
     return find_member(&members, pid) != NULL;
 }
 

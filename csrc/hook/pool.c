@@ -71,15 +71,19 @@ static CUresult alloc(CUdeviceptr *ptr, size_t bytes, CUmemoryPool handle, CUstr
 
 CU_WRAP(CUresult, cuMemFreeAsync, (CUdeviceptr ptr, CUstream stream))
 {
-    struct release release = release_begin(LEDGER_POINTER, ptr);
-    return release_end(&release, REAL(cuMemFreeAsync)(ptr, stream));
+    struct release release = ledger_releasing(LEDGER_POINTER, ptr);
+    CUresult result = REAL(cuMemFreeAsync)(ptr, stream);
+    ledger_released(release, LEDGER_POINTER, ptr, result == CUDA_SUCCESS);
+    return result;
 }
 
 /* An allocation made before a capture cannot be freed in it: the driver refuses, and the charge stays. */
 CU_WRAP(CUresult, cuMemFreeAsync_ptsz, (CUdeviceptr ptr, CUstream stream))
 {
-    struct release release = release_begin(LEDGER_POINTER, ptr);
-    return release_end(&release, REAL(cuMemFreeAsync_ptsz)(ptr, stream));
+    struct release release = ledger_releasing(LEDGER_POINTER, ptr);
+    CUresult result = REAL(cuMemFreeAsync_ptsz)(ptr, stream);
+    ledger_released(release, LEDGER_POINTER, ptr, result == CUDA_SUCCESS);
+    return result;
 }
 
 #define ALLOC_WRAPS(suffix, key) \

@@ -73,9 +73,3 @@ CONTEXT_WRAP(cuCtxPushCurrent, (CUcontext context), (context))
 CONTEXT_WRAP(cuCtxPushCurrent_v2, (CUcontext context), (context))
 CONTEXT_WRAP(cuCtxPopCurrent, (CUcontext *context), (context))
 CONTEXT_WRAP(cuCtxPopCurrent_v2, (CUcontext *context), (context))
-CONTEXT_WRAP(cuCtxCreate, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
-CONTEXT_WRAP(cuCtxCreate_v2, (CUcontext *context, unsigned flags, CUdevice device), (context, flags, device))
-CONTEXT_WRAP(cuCtxCreate_v3, (CUcontext *context, CUexecAffinityParam *params, int count, unsigned flags, CUdevice device),
-             (context, params, count, flags, device))
-CONTEXT_WRAP(cuCtxCreate_v4, (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device),
-             (context, params, flags, device))

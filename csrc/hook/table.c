@@ -5,35 +5,96 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-#define FIRST_BITS 8 /* 256 places: one page */
+#define FIRST_BITS 6 /* 64 lines: one page */
 #define SHARDS (1u << TABLE_SHARD_BITS)
 #define HUGE (2ull << 20)
 
 static uint64_t home(const struct table *table, uint64_t key)
 {
-    return table_hash(key) << TABLE_SHARD_BITS >> (64 - table->bits);
+    return table_home(key, table->bits);
 }
 
-/* Where `key` is, or the empty place where it belongs. There is one: a table is never full. */
-static struct table_entry *place_of(const struct table *table, uint64_t key)
+/* Where an entry is. */
+struct spot {
+    struct table_line *line; /* NULL: nowhere */
+    int i;
+};
+
+/* A bit for the entry of this line that has `key`, or 0. No branches: which of them it is cannot be foretold. */
+static uint32_t match(const struct table_line *line, uint64_t key)
 {
-    uint64_t i = home(table, key);
-    while (table->entries[i].value && table->entries[i].key != key)
-        i = (i + 1) & table->mask;
-    return &table->entries[i];
+    uint32_t found = 0;
+    for (int i = 0; i < TABLE_LINE; i++)
+        found |= (uint32_t)(line->key[i] >> 16 == key) << i;
+    return found;
 }
 
-struct table_entry *table_find(const struct table *table, uint64_t key)
+static struct spot spot_of(const struct table *table, uint64_t key)
 {
-    struct table_entry *place = table->entries ? place_of(table, key) : NULL;
-    return place && place->value ? place : NULL;
+    if (__builtin_expect(!table->lines || key == 0, 0)) /* 0 would match where nothing is */
+        return (struct spot){0};
+    uint64_t at = home(table, key);
+    for (uint64_t n = 0; n <= table->mask; n++, at = (at + 1) & table->mask) {
+        struct table_line *line = &table->lines[at];
+        uint32_t found = match(line, key);
+        if (__builtin_expect(found != 0, 1))
+            return (struct spot){line, __builtin_ctz(found)};
+        if (!line->passed)
+            break;
+    }
+    return (struct spot){0};
+}
+
+static uint64_t value_at(const struct table_line *line, int i)
+{
+    return (line->key[i] & 0xffff) << 32 | line->low[i];
+}
+
+static void set(struct table_line *line, int i, uint64_t key, uint64_t value)
+{
+    line->key[i] = key << 16 | value >> 32;
+    line->low[i] = (uint32_t)value;
+}
+
+/* There must be room. */
+static void add(struct table *table, uint64_t key, uint64_t value)
+{
+    uint64_t at = home(table, key);
+    uint32_t empty;
+    while (!(empty = match(&table->lines[at], 0))) {
+        table->lines[at].passed++;
+        at = (at + 1) & table->mask;
+    }
+    set(&table->lines[at], __builtin_ctz(empty), key, value);
+    table->count++;
+}
+
+uint64_t table_find(const struct table *table, uint64_t key)
+{
+    struct spot spot = spot_of(table, key);
+    return spot.line ? value_at(spot.line, spot.i) : 0;
+}
+
+bool table_next(const struct table *table, uint64_t *place, uint64_t *key, uint64_t *value)
+{
+    for (; table->lines && *place / TABLE_LINE <= table->mask; ++*place) {
+        const struct table_line *line = &table->lines[*place / TABLE_LINE];
+        int i = (int)(*place % TABLE_LINE);
+        if (line->key[i]) {
+            *key = line->key[i] >> 16;
+            *value = value_at(line, i);
+            ++*place;
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- memory ---- */
 
 static uint64_t table_size(int bits)
 {
-    return sizeof(struct table_entry) << bits;
+    return sizeof(struct table_line) << bits;
 }
 
 static void *map(uint64_t size)
@@ -59,14 +120,14 @@ static void *map_region(uint64_t size)
 }
 
 /* The shard's part of the region for tables of `bits`, all zero: nobody else has it, and tables only grow. */
-static struct table_entry *arena_part(struct table_arena *arena, int shard, int bits)
+static struct table_line *arena_part(struct table_arena *arena, int shard, int bits)
 {
     uint64_t size = table_size(bits);
     if (bits >= TABLE_SIZES)
         return NULL;
-    struct table_entry *region = __atomic_load_n(&arena->regions[bits], __ATOMIC_ACQUIRE);
+    struct table_line *region = __atomic_load_n(&arena->regions[bits], __ATOMIC_ACQUIRE);
     if (!region) {
-        struct table_entry *made = map_region(size * SHARDS);
+        struct table_line *made = map_region(size * SHARDS);
         if (!made)
             return NULL;
         if (__atomic_compare_exchange_n(&arena->regions[bits], &region, made, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
@@ -79,80 +140,66 @@ static struct table_entry *arena_part(struct table_arena *arena, int shard, int 
 
 static void give_back(const struct table *table)
 {
-    if (!table->entries)
+    if (!table->lines)
         return;
     if (table->arena)
-        madvise(table->entries, table_size(table->bits), MADV_DONTNEED);
+        madvise(table->lines, table_size(table->bits), MADV_DONTNEED);
     else
-        munmap(table->entries, table_size(table->bits));
+        munmap(table->lines, table_size(table->bits));
 }
 
 static bool grow(struct table *table)
 {
     int saved = errno;
     struct table old = *table;
-    int bits = old.entries ? old.bits + 1 : FIRST_BITS;
-    struct table_entry *entries = old.arena ? arena_part(old.arena, old.shard, bits) : map(table_size(bits));
-    if (entries) {
-        __atomic_store_n(&table->entries, entries, __ATOMIC_RELAXED);
+    uint64_t key, value;
+    int bits = old.lines ? old.bits + 1 : FIRST_BITS;
+    struct table_line *lines = old.arena ? arena_part(old.arena, old.shard, bits) : map(table_size(bits));
+    if (lines) {
+        __atomic_store_n(&table->lines, lines, __ATOMIC_RELAXED);
         table->mask = (1ull << bits) - 1;
+        table->count = 0;
         __atomic_store_n(&table->bits, bits, __ATOMIC_RELAXED);
-        for (uint64_t i = 0; old.entries && i <= old.mask; i++)
-            if (old.entries[i].value)
-                *place_of(table, old.entries[i].key) = old.entries[i];
+        for (uint64_t place = 0; table_next(&old, &place, &key, &value);)
+            add(table, key, value);
         give_back(&old);
     }
     errno = saved;
-    return entries != NULL;
+    return lines != NULL;
 }
 
 /* ---- changing ---- */
 
-bool table_put(struct table *table, const struct table_entry *entry, struct table_entry *old)
+bool table_put(struct table *table, uint64_t key, uint64_t value, uint64_t *old)
 {
-    struct table_entry *place = table->entries ? place_of(table, entry->key) : NULL;
-    if (place && place->value) {
-        *old = *place;
-        *place = *entry;
+    *old = 0;
+    if (key == 0 || key >> 48 || value == 0 || value >> 48)
+        return false;
+    struct spot spot = spot_of(table, key);
+    *old = spot.line ? value_at(spot.line, spot.i) : 0;
+    if (spot.line) {
+        set(spot.line, spot.i, key, value);
         return true;
     }
-    /* half full: grow; with no memory for that, fill up to the last place but one (a search must end at an empty one) */
-    if (__builtin_expect(!place || table->count * 2 > table->mask, 0)) {
-        if (!grow(table) && (!place || table->count >= table->mask))
-            return false;
-        place = place_of(table, entry->key);
-    }
-    old->value = 0;
-    *place = *entry;
-    table->count++;
-    return true;
-}
-
-void table_remove(struct table *table, struct table_entry *entry)
-{
-    uint64_t hole = (uint64_t)(entry - table->entries);
-    for (uint64_t i = hole;;) {
-        i = (i + 1) & table->mask;
-        if (!table->entries[i].value)
-            break;
-        /* an entry may fill the hole unless its home lies after the hole on the way to where it is now */
-        if (((i - home(table, table->entries[i].key)) & table->mask) >= ((i - hole) & table->mask)) {
-            table->entries[hole] = table->entries[i];
-            hole = i;
-        }
-    }
-    table->entries[hole].value = 0;
-    table->count--;
-}
-
-bool table_take(struct table *table, uint64_t key, struct table_entry *entry)
-{
-    struct table_entry *found = table_find(table, key);
-    if (!found)
+    /* with no memory to grow, it fills up to the last place */
+    uint64_t places = table->lines ? (table->mask + 1) * TABLE_LINE : 0;
+    if (__builtin_expect(table->count >= places / 5 * 4, 0) && !grow(table) && table->count == places)
         return false;
-    *entry = *found;
-    table_remove(table, found);
+    add(table, key, value);
     return true;
+}
+
+uint64_t table_take(struct table *table, uint64_t key)
+{
+    struct spot spot = spot_of(table, key);
+    if (!spot.line)
+        return 0;
+    for (uint64_t at = home(table, key); &table->lines[at] != spot.line; at = (at + 1) & table->mask)
+        table->lines[at].passed--;
+    uint64_t value = value_at(spot.line, spot.i);
+    spot.line->key[spot.i] = 0;
+    table->count--;
+    return value;
 }
 
 void table_free(struct table *table)

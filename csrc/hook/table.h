@@ -1,20 +1,26 @@
-/* table.h: an open-addressing hash table from a 64-bit key to what is known of it. Not thread-safe: its user locks.
+/* table.h: a hash table from 48 bits (an address, a pointer to something) to 48 bits. Not thread-safe: its user locks.
  *
- * Linear probing at half load, deletion by backward shift (no tombstones: the cost does not grow with age), doubling growth.
+ * With many blocks live, what an operation costs is its wait for memory, and what it pushes out of the caches that the driver
+ * has there. So five entries fill a cache line, and a search ends in the line where it begins but for the few entries that did
+ * not find room there: a line counts those that went past it. Nothing moves until the table doubles, at four fifths, and
+ * nothing is left behind by what is taken: the cost does not grow with age.
+ *
  * Its memory comes from mmap, never from malloc: a program may have malloc hooks of its own, and call us from them.
  *
  * Tables that are shards of one map share an arena: those of one size lie side by side, so that from 2 MiB on they are on huge
- * pages. With many blocks live, what an operation costs is the misses, and half of those were the TLB's. */
+ * pages. */
 #ifndef CGPU_TABLE_H
 #define CGPU_TABLE_H
 #include <stdbool.h>
 #include <stdint.h>
 
-struct table_entry { /* 16 bytes, four a cache line */
-    uint64_t key;
-    uint64_t value; /* never 0: that is an empty place */
+#define TABLE_LINE 5 /* entries */
+struct table_line {
+    _Alignas(64) uint64_t key[TABLE_LINE]; /* key << 16 | value >> 32; 0: no entry */
+    uint32_t low[TABLE_LINE];              /* of the value */
+    uint32_t passed; /* entries that would be in this line or one before it, and lie in a later one */
 };
-_Static_assert(sizeof(struct table_entry) == 16, "entry");
+_Static_assert(sizeof(struct table_line) == 64, "a cache line");
 
 /* Fibonacci hashing: the top bits are the good ones, also for keys in even steps. Users shard by the top TABLE_SHARD_BITS,
  * the table indexes by those below. */
@@ -26,35 +32,39 @@ static inline uint64_t table_hash(uint64_t key)
 
 #define TABLE_SIZES 40
 struct table_arena {
-    struct table_entry *regions[TABLE_SIZES]; /* by log2 of a table's places; each has room for all shards */
+    struct table_line *regions[TABLE_SIZES]; /* by log2 of a table's lines; each has room for all shards */
 };
 
 struct table {
-    struct table_entry *entries;
-    uint64_t mask;  /* places - 1; 0 with entries == NULL */
+    struct table_line *lines;
+    uint64_t mask;  /* lines - 1; 0 with lines == NULL */
     uint64_t count;
-    int bits;       /* log2 of the places */
+    int bits;       /* log2 of the lines */
     int shard;      /* which part of the arena's regions is its own */
     struct table_arena *arena; /* NULL: memory of its own */
 };
 
-/* The entry of `key`, or NULL. Valid until the next put or take. */
-struct table_entry *table_find(const struct table *table, uint64_t key);
-/* Brings the place of `key` nearer. May be called without the lock: it reads nothing that it depends on. */
+static inline uint64_t table_home(uint64_t key, int bits) /* a line's number */
+{
+    return table_hash(key) << TABLE_SHARD_BITS >> (64 - bits);
+}
+
+/* Brings the line of `key` nearer. May be called without the lock: it reads nothing that it depends on. */
 static inline void table_prefetch(const struct table *table, uint64_t key)
 {
     int bits = __atomic_load_n(&table->bits, __ATOMIC_RELAXED);
-    const struct table_entry *entries = __atomic_load_n(&table->entries, __ATOMIC_RELAXED);
+    const struct table_line *lines = __atomic_load_n(&table->lines, __ATOMIC_RELAXED);
     if (bits)
-        __builtin_prefetch(&entries[table_hash(key) << TABLE_SHARD_BITS >> (64 - bits)], 1);
+        __builtin_prefetch(&lines[table_home(key, bits)], 1);
 }
-/* Adds or replaces; *old is what was replaced, its value 0: nothing. false: no memory and not one place left; then nothing
- * changed. */
-bool table_put(struct table *table, const struct table_entry *entry, struct table_entry *old);
-/* Removes `key` and gives what was there; false when there was nothing. */
-bool table_take(struct table *table, uint64_t key, struct table_entry *entry);
-/* Removes `entry`, which must be one of the table's. Another may take its place, later ones may move. */
-void table_remove(struct table *table, struct table_entry *entry);
+/* Keys and values are below 2^48 and never 0: that is the value of a key that is not there. */
+uint64_t table_find(const struct table *table, uint64_t key);
+/* Adds or replaces; *old is what was replaced. false: no memory and not one place left, or out of range; nothing changed. */
+bool table_put(struct table *table, uint64_t key, uint64_t value, uint64_t *old);
+/* Removes `key` and gives its value. */
+uint64_t table_take(struct table *table, uint64_t key);
+/* The next one, from *place on, which is 0 at first; false: no more. What it gave may be taken before it is asked again. */
+bool table_next(const struct table *table, uint64_t *place, uint64_t *key, uint64_t *value);
 /* Gives back the memory of a table without an arena. Safe in the child of a fork(), whatever state another thread had left
  * the table in. */
 void table_free(struct table *table);

@@ -92,7 +92,7 @@ void hook_count_unknown(void)
         for (int i = 0; count && i < gate_count(); i++) {
             struct gate *gate = gate_of(i);
             if (gate && gate->slot)
-                store_relaxed(&gate->slot->unknown, count);
+                store_relaxed(&gate->slot->unknown, count - load_relaxed(&gate->unknown_before));
         }
     } while (count != load_acquire(&total));
 }

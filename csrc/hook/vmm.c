@@ -23,6 +23,7 @@ struct physical {
     bool object; /* a multicast object: it holds others' memory and has none */
     uint32_t refs, maps;
     uint32_t pins; /* calls under way that may yet put a reference or mapping back */
+    struct physical *next; /* of the same key in the table */
 };
 
 struct mapping {
@@ -39,14 +40,42 @@ struct binding {
 };
 
 static struct hook_lock lock; /* of all below; never held around a call into the driver */
-static struct table handles;  /* handle -> value: struct physical */
-static struct table mappings; /* address -> value: struct mapping */
+static struct table handles;  /* a handle's key -> struct physical */
+static struct table mappings; /* address -> struct mapping */
 static struct binding *bindings;
+
+/* Handles seen so far were pointers, and are their own key; any other 64 bits will do, too. */
+static uint64_t key_of(uint64_t handle)
+{
+    uint64_t key = (handle ^ handle >> 48) & ((1ull << 48) - 1);
+    return key ? key : 1;
+}
+
+static struct physical *first_of(uint64_t key)
+{
+    return (struct physical *)(uintptr_t)table_find(&handles, key);
+}
 
 static struct physical *find(CUmemGenericAllocationHandle handle)
 {
-    struct table_entry *entry = table_find(&handles, handle);
-    return entry ? (struct physical *)(uintptr_t)entry->value : NULL;
+    struct physical *physical = first_of(key_of(handle));
+    while (physical && physical->handle != handle)
+        physical = physical->next;
+    return physical;
+}
+
+/* Takes it out of the table. */
+static void forget(struct physical *physical)
+{
+    uint64_t key = key_of(physical->handle), old;
+    struct physical *at = first_of(key);
+    if (at == physical && physical->next)
+        table_put(&handles, key, (uint64_t)(uintptr_t)physical->next, &old);
+    else if (at == physical)
+        table_take(&handles, key);
+    for (; at && at != physical; at = at->next)
+        if (at->next == physical)
+            at->next = physical->next;
 }
 
 /* To be refunded once the lock is not held. */
@@ -59,10 +88,8 @@ static void settle(struct physical *physical)
 {
     if (physical->refs || physical->maps || physical->pins)
         return;
-    struct table_entry gone;
     owed[physical->gpu] += physical->bytes;
-    if (find(physical->handle) == physical) /* else the driver has handed the value out anew */
-        table_take(&handles, physical->handle, &gone);
+    forget(physical);
     if (physical->object)
         unbind_all(physical->handle);
     free(physical);
@@ -92,15 +119,15 @@ static struct physical *pin(CUmemGenericAllocationHandle handle)
 static void remember(CUmemGenericAllocationHandle handle, struct physical as)
 {
     struct physical *physical = malloc(sizeof *physical);
-    struct table_entry old;
+    uint64_t others;
     bool done = false;
     if (physical) {
         *physical = as;
         physical->handle = handle;
         physical->refs = 1;
-        struct table_entry entry = {handle, (uint64_t)(uintptr_t)physical};
         hook_lock_take(&lock);
-        done = table_put(&handles, &entry, &old);
+        done = table_put(&handles, key_of(handle), (uint64_t)(uintptr_t)physical, &others);
+        physical->next = (struct physical *)(uintptr_t)others;
         hook_lock_drop(&lock);
     }
     if (!done) {
@@ -178,17 +205,16 @@ CU_WRAP(CUresult, cuMemImportFromShareableHandle,
 CU_WRAP(CUresult, cuMemMap,
         (CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))
 {
-    struct table_entry old;
+    uint64_t old;
     struct physical *physical = pin(handle);
     CUresult result = REAL(cuMemMap)(ptr, size, offset, handle, flags);
     if (physical) {
         struct mapping *mapping = result == CUDA_SUCCESS ? malloc(sizeof *mapping) : NULL;
         if (mapping)
             *mapping = (struct mapping){physical, size};
-        struct table_entry entry = {ptr, (uint64_t)(uintptr_t)mapping};
         hook_lock_take(&lock);
         physical->pins--;
-        if (mapping && table_put(&mappings, &entry, &old))
+        if (mapping && table_put(&mappings, ptr, (uint64_t)(uintptr_t)mapping, &old))
             physical->maps++;
         settle(physical);
         unlock();
@@ -204,10 +230,9 @@ CU_WRAP(CUresult, cuMemUnmap, (CUdeviceptr ptr, size_t size))
         return result;
     hook_lock_take(&lock);
     for (uint64_t at = ptr, left = size; left > 0;) {
-        struct table_entry entry;
         uint64_t step = GRANULE;
-        if (table_take(&mappings, at, &entry)) {
-            struct mapping *mapping = (struct mapping *)(uintptr_t)entry.value;
+        struct mapping *mapping = (struct mapping *)(uintptr_t)table_take(&mappings, at);
+        if (mapping) {
             step = mapping->bytes ? mapping->bytes : GRANULE;
             mapping->physical->maps--;
             settle(mapping->physical);
@@ -306,10 +331,10 @@ CU_WRAP(CUresult, cuMulticastBindMem,
 /* The mapping that `address` is in. Lock held. */
 static struct physical *find_mapped(uint64_t address)
 {
-    for (uint64_t i = 0; mappings.entries && i <= mappings.mask; i++) {
-        const struct table_entry *entry = &mappings.entries[i];
-        const struct mapping *mapping = (const struct mapping *)(uintptr_t)entry->value;
-        if (mapping && address >= entry->key && address - entry->key < mapping->bytes)
+    uint64_t start, value;
+    for (uint64_t place = 0; table_next(&mappings, &place, &start, &value);) {
+        const struct mapping *mapping = (const struct mapping *)(uintptr_t)value;
+        if (address >= start && address - start < mapping->bytes)
             return mapping->physical;
     }
     return NULL;

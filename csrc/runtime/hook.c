@@ -127,8 +127,8 @@ static void bind_one(int root, const char *source, const char *target, bool read
     int fd = folder ? make_folders(root, target) : make_file(root, target);
     if (fd < 0)
         die("cgpu: %s in the container: %s", target, strerror(errno));
-    if (fstat(fd, &st) < 0 || S_ISDIR(st.st_mode) != folder)
-        die("cgpu: %s in the container is %s directory", target, folder ? "no" : "a");
+    if (fstat(fd, &st) < 0 || S_ISDIR(st.st_mode) != folder) /* Docker takes "is a directory" for the program's */
+        die("cgpu: %s in the container is no %s", target, folder ? "folder" : "file");
     link_of(fd, link);
     if (mount(source, link, NULL, MS_BIND, NULL) < 0)
         die("cgpu: %s on %s in the container: %s", source, target, strerror(errno));

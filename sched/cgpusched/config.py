@@ -31,6 +31,7 @@ from cgpusched.units import SIZE_ALLOWED, SIZE_MAX, parse_integer, parse_size, s
 DEFAULT_PATH = Path("/etc/cgpu/config.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ENFORCE = ("log", "gate")
+PRELOAD = ("auto", "always", "never")
 AUDIT_SECONDS_MAX = 3600.0
 SIMULATE_ALLOWED = "COUNTxSIZE, like 2x24GiB or 4x23028MiB (1-16 GPUs), auto or off"
 SIMULATED_GPUS_MAX = 16
@@ -80,6 +81,8 @@ class Config:
     """Where cgpu-runtime is put, which the engines' own configurations name; None = ``bin`` beside lib_dir."""
     runtimes: tuple[str, ...] = ("nvidia-container-runtime", "runc", "crun")
     """OCI runtimes, by name or path: cgpu-runtime goes on with the first that there is."""
+    preload: str = "auto"
+    """Whether containers get our library in ld.so.preload."""
     driver_dir: Path | None = None
     """Folder of the real libraries; None = where the loader finds them."""
     simulate: tuple[int, ...] | None = None
@@ -96,6 +99,8 @@ class Config:
     """Bytes by which an instance may really use more than its memsize."""
     enforce: str = "log"
     """What comes of more: a line in the log, or a shut gate as well."""
+    ignore_disable: bool = False
+    """Whether a container that asks for memory is held to it though its environment has CGPU_DISABLE."""
     boot: Boot = Boot()
     gpu: Mapping[int, Boot] = field(default_factory=dict)
     control: ControlConfig = ControlConfig()
@@ -165,7 +170,7 @@ def _size(low: int) -> Parser:
 def _seconds(value: Any) -> float:
     try:
         seconds = float(value) if type(value) in (int, float, str) else -1.0
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter: an integer of hundreds of digits
         seconds = -1.0
     if seconds != 0 and not 0.1 <= seconds <= AUDIT_SECONDS_MAX:
         raise ValueError(f"seconds, 0.1-{AUDIT_SECONDS_MAX:.0f}, or 0")
@@ -240,6 +245,7 @@ _NODE: dict[str, Parser] = {
     "lib_dir": _path,
     "bin_dir": _path,
     "runtimes": _runtimes,
+    "preload": _choice(*PRELOAD),
     "driver_dir": _path,
     "simulate": _simulate,
     "log_level": _choice(*LOG_LEVELS),
@@ -249,6 +255,7 @@ _NODE: dict[str, Parser] = {
     "audit_context": _size(0),
     "audit_tolerance": _size(0),
     "enforce": _choice(*ENFORCE),
+    "ignore_disable": _boolean,
 }
 _CONTROL: dict[str, Parser] = {
     "group": _group,

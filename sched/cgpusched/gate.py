@@ -244,6 +244,10 @@ class Gate:
         """``limit``: its memsize; ``other``: in use but invisible to its hooks (contexts, modules), from NVML."""
         _check(lib.gate_set_memory(self._alive(), region.handle, limit, other))
 
+    def set_context(self, region: Region, size: int) -> None:
+        """What its processes charge for a context before they make it. Until it is known they ask (cgpu_note)."""
+        _check(lib.gate_set_context(self._alive(), region.handle, size))
+
     def attach(self, region: Region, agent_fd: int) -> tuple[int, int]:
         """A slot for a new process: ``(slot, generation)``. ``agent_fd`` is duplicated; see ``agent_channel``."""
         slot, generation = ffi.new("uint32_t *"), ffi.new("uint32_t *")

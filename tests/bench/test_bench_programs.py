@@ -21,7 +21,8 @@ def programs(tmp_path_factory):
     build_c(ROOT / "bench/load.c", folder / "load", f"-L{sim}", "-l:libcuda.so.1", "-Wall", "-Wextra", "-Werror")
     include = f"-I{ROOT}/csrc/sim", f"-I{ROOT}/csrc/abi"
     build_c(ROOT / "bench/timeline.c", folder / "timeline", *include, "-Wall", "-Wextra", "-Werror")
-    build_c(ROOT / "bench/pingpong.c", folder / "pingpong", "-Wall", "-Wextra", "-Werror")
+    for name in ("pingpong", "file_reads"):
+        build_c(ROOT / f"bench/{name}.c", folder / name, "-Wall", "-Wextra", "-Werror")
     return folder
 
 
@@ -88,3 +89,19 @@ def test_pingpong_prints_each_wake_up(programs):
     done = subprocess.run([programs / "pingpong", "50"], capture_output=True, text=True, timeout=30, check=True)
     took = [int(line) for line in done.stdout.splitlines()]
     assert len(took) == 99 and all(0 < ns < 10**9 for ns in took)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_reads_are_counted_and_timed(programs, clients):
+    done = subprocess.run([programs / "file_reads", "/proc/meminfo", str(clients), "0.05"], capture_output=True,
+                          text=True, check=True, timeout=60)
+    count, half, most, longest = map(int, done.stdout.split())
+    assert count >= clients and 0 < half <= most <= longest
+
+
+def test_reads_of_what_cannot_be_read_are_no_figure(programs, tmp_path):
+    (tmp_path / "empty").touch()
+    for path in (tmp_path / "none", tmp_path / "empty"):
+        command = [programs / "file_reads", path, "2", "0.05"]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        assert done.returncode and not done.stdout

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from publish import BEGIN, END, publish
+from publish import BEGIN, END, SOAK_BEGIN, SOAK_END, publish
 from records import make_record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/benchmarks.md"
@@ -21,6 +21,15 @@ def test_the_pages_marks_are_where_figures_go():
     assert "1 miss their must" in once
     assert once.count("](shares.svg)") == 1 and "ratio_error.svg" not in once
     assert publish(once, plain, plots) == once
+
+
+def test_a_soak_goes_where_it_belongs():
+    before = PAGE.read_text()
+    made = [make_record("soak_failed", {"of": "writer", "operations": 10}, [1], "times").plain()]
+    page = publish(before, made, marks=(SOAK_BEGIN, SOAK_END))
+    assert page.count(SOAK_BEGIN) == page.count(SOAK_END) == 1
+    assert page.partition(BEGIN)[2].partition(END)[0] == before.partition(BEGIN)[2].partition(END)[0]
+    assert "| `soak_failed` | of writer, operations 10 | **1 times, missed** | <= 0 |" in page
 
 
 def test_a_page_without_marks_is_refused():

@@ -28,7 +28,8 @@ SLOTS, CTL, REPORT, SLOT = 512, 4096, 4096 + 512 * 256, 256
 WAIT = 10.0
 FIELDS = {"gen": (0, "<I"), "pid": (4, "<I"), "opened": (64, "<Q"), "acked": (72, "<Q"), "drained": (80, "<Q"),
           "idle": (88, "<Q"), "demand": (96, "<I"), "inflight": (104, "<Q"), "end": (120, "<Q"), "mem": (128, "<Q"),
-          "launches": (192, "<Q"), "ungated": (200, "<Q"), "length": (216, "<Q"), "dirty": (224, "<Q")}
+          "launches": (192, "<Q"), "ungated": (200, "<Q"), "length": (216, "<Q"), "dirty": (224, "<Q"),
+          "away": (232, "<Q")}
 F_ADD_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 16, 2, 4
 
 

@@ -1,11 +1,14 @@
 /* fakecuda.c: a driver for the client's tests: one FIFO timeline shared by all processes that map FAKE_DEVICE, exact stamps.
  *
  * A CUfunction is its duration in ns; 0 returns at once. Each process adds its device time to the counter FAKE_WHO.
+ * FAKE_UUID is the first device's, in hexadecimal. While the file FAKE_HANG is there a launch that takes time makes the file
+ * FAKE_HANG.in and waits.
  * It is strict where the client must be careful: an event recorded in a capturing stream, a query or an event made by a thread
  * that is not relaxed while a global capture is on, invalidates the capture. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -80,7 +83,16 @@ API CUresult cuInit(unsigned flags)
 API CUresult cuDriverGetVersion(int *v) { *v = 13000; return CUDA_SUCCESS; }
 API CUresult cuDeviceGetCount(int *n) { *n = 2; return CUDA_SUCCESS; }
 API CUresult cuDeviceGet(CUdevice *d, int i) { *d = i; return CUDA_SUCCESS; }
-API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice d) { memset(uuid, d + 1, sizeof *uuid); return CUDA_SUCCESS; }
+API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice d)
+{
+    const char *given = d == 0 ? getenv("FAKE_UUID") : NULL;
+    memset(uuid, d + 1, sizeof *uuid);
+    for (unsigned i = 0; given && i < sizeof *uuid && given[2 * i] && given[2 * i + 1]; i++) {
+        char byte[3] = {given[2 * i], given[2 * i + 1]};
+        ((unsigned char *)uuid)[i] = (unsigned char)strtoul(byte, NULL, 16);
+    }
+    return CUDA_SUCCESS;
+}
 API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice d) { return cuDeviceGetUuid(uuid, d); }
 API CUresult cuCtxGetDevice(CUdevice *d)
 {
@@ -152,8 +164,22 @@ API CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b)
     *ms = (float)((double)((int64_t)(b->stamp - a->stamp)) / 1e6);
     return CUDA_SUCCESS;
 }
+static void hang(void)
+{
+    const char *path = getenv("FAKE_HANG");
+    if (!path || access(path, F_OK))
+        return;
+    char in[4096];
+    snprintf(in, sizeof in, "%s.in", path);
+    int fd = open(in, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (fd >= 0)
+        close(fd);
+    while (access(path, F_OK) == 0)
+        usleep(1000);
+}
 static CUresult submit(uint64_t ns, CUstream stream)
 {
+    hang();
     struct CUstream_st *s = real_stream(stream);
     if (s->capturing)
         return CUDA_SUCCESS;

@@ -166,7 +166,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         async with trio.open_nursery() as nursery:
             system = System(State(gpus), gate)
             clients = Clients(system, runtime, nursery, on_detach=lambda id: containers.detached(id),
-                              foreign=lambda pid, id: containers.owners().is_foreign(pid, id))
+                              foreign=lambda pid, id: containers.owners().is_foreign(pid, id),
+                              container=lambda id: containers.has(id))
             containers = Containers(system, places, nursery, system.apply)
             system.on_change += [clients.changed, containers.changed]
             await nursery.start(RuntimeServer(places.socket, containers.answer).serve)

@@ -31,6 +31,23 @@ V1 = """12:pids:{0}
     (f"0::/kubepods/besteffort/pod7cf2/{A}", A),
     (f"0::/kubepods.slice/crio-{A}.scope", A),
     (f"0::/../../docker/{A}", A),
+    # systemd's driver on version 1: one line a hierarchy, the named one among them
+    (V1.format(f"/system.slice/docker-{A}.scope"), A),
+    (V1.format(f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/docker-{A}.scope"), A),
+    (V1.format(f"/machine.slice/libpod-{A}.scope"), A),
+    (f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope/container", A),
+    (f"0::/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{A}.scope", A),  # rootless
+    (f"0::/kubepods-besteffort-pod1.slice:cri-containerd:{A}", A),  # systemd's form given to the cgroupfs driver
+    (f"0::/system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:{A}", A),
+    (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1.slice/cri-containerd-{A}.scope", A),  # kind
+    (f"0::/docker/{C}/kubelet.slice/kubelet-kubepods.slice/cri-containerd-{A}.scope", A),
+    (f"0::/docker/{A}/init.scope", A), (f"0::/system.slice/docker-{A}.scope/system.slice/sshd.service", A),
+    (f"0::/ecs/4e2b/{A}", A), (f"0::/docker/buildkit/{A}", A), (f"0::/actions_job/{A}", A),
+    (f"0::/lxc.payload.node/docker/{A}", A), (f"0::/default/nerdctl-{A}.scope", A),
+    (f"0::/kubepods/pod1/crio-{A}/supervisor", A), (f"0::/user.slice/crun-{A}.scope", A),
+    # what engines have beside a container, not in it
+    (f"0::/machine.slice/libpod-conmon-{A}.scope", None), (f"0::/kubepods.slice/crio-conmon-{A}.scope", None),
+    (f"0::/conmon/{A[:12]}", None), ("0::/kubepods.slice/kubepods-pod1.slice", None),
     (f"0::/docker/{A}/docker/{B}", A),  # made inside A: the outermost counts
     (f"0::/docker/{C}/docker/{B}", B),  # C shares no GPU
     ("0::/default/plain-name", "plain-name"),

@@ -1,5 +1,6 @@
 """Containers from create to their end: what is registered, what is refused, and that nothing stays."""
 
+import dataclasses
 import errno
 import json
 import logging
@@ -18,6 +19,7 @@ import trio.testing
 from cgpusched.commands import Create, Destroy, SetMaxInst, SetWeight
 from cgpusched.containers import wire
 from cgpusched.daemon.containers import book as module
+from cgpusched.daemon.containers import places
 from cgpusched.daemon.containers.runtime import RuntimeServer
 from cgpusched.daemon.server.peers import Peer
 from cgpusched.driver.find import packaged
@@ -104,7 +106,13 @@ async def test_off_is_none_of_ours(world: Any, variables: Any, caplog: pytest.Lo
     assert (made.status, made.text, made.spec) == (0, "", None)
     assert world.ids == world.marks == []
     warned = any("container without cGPU" in line for line in caplog.messages)
-    assert warned is ("ALIYUN_COM_GPU_SCHD_WEIGHT" in variables)
+    assert warned is (variables.get("ALIYUN_COM_GPU_MEM_CONTAINER") != "1,0")
+
+
+async def test_an_image_cannot_disable_it_where_that_is_configured(world: Any) -> None:
+    world.containers._ignore_disable = True
+    made = await world.create(ID, world.bundle(CGPU_DISABLE="true"))
+    assert made.status == 1 and world.ids == [ID]
 
 
 @pytest.mark.parametrize(("id", "variables", "code", "words"), [
@@ -217,12 +225,47 @@ async def test_what_the_hook_is_told(world: Any) -> None:
     rows = [tuple(line.split("\t")) for line in told.text.splitlines()]
     assert rows[0] == ("root", str(bundle / "rootfs"))
     assert sorted(rows[1:]) == [
+        ("bind", cuda, "/opt/other/libcuda.so.1", "ro"),  # where no loader looks
         ("bind", cuda, "/usr/lib64/libcuda.so.550.54", "ro"),
         ("bind", nvml, "/opt/lib/libnvidia-ml.so.1", "ro"),
         ("bind", nvml, "/usr/lib64/libnvidia-ml.so.1", "ro"),  # where the loader looks there was none
     ]
     again = await world.hook(ID, first.pid)
     assert (again.status, again.text) == (0, ""), "the hook stands there twice: nothing is mounted twice"
+
+
+@pytest.mark.parametrize(("mode", "folders", "merged"), [
+    ("auto", 1, False), ("auto", 33, True), ("always", 1, True), ("never", 33, False)])
+async def test_when_a_container_preloads(
+    world: Any, mode: str, folders: int, merged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.containers._places = dataclasses.replace(world.places, preload=mode)
+    bundle = world.bundle(LD_LIBRARY_PATH=":".join(f"/opt/{number}" for number in range(folders)))
+    (bundle / "rootfs/etc").mkdir(parents=True)
+    (bundle / "rootfs/etc/ld.so.preload").write_text("/own.so")
+    first = await world.first()
+    told = await world.hook(ID, first.pid)
+    file = world.clients.folder(ID) / "ld.so.preload"
+    assert (f"bind\t{file}\t/etc/ld.so.preload\tro\n" in told.text) is merged is file.exists()
+    assert not merged or file.read_text() == "/usr/local/cgpu/lib/libcgpu-preload.so.1\n/own.so"
+    warned = any("driver not covered" in line and "preload is never" in line for line in caplog.messages)
+    assert warned is (mode == "never")
+
+
+async def test_an_image_full_of_drivers(world: Any) -> None:
+    bundle = world.bundle()
+    for number in range(300):
+        folder = bundle / "rootfs/opt" / f"{number:03}{'x' * 200}"
+        folder.mkdir(parents=True)
+        (folder / "libcuda.so.1").write_bytes(ELF)
+    first = await world.first()
+    told = await world.hook(ID, first.pid)
+    assert told.status == 1
+    rows = [line.split("\t")[2] for line in told.text.splitlines()[1:]]
+    usual = [f"/usr/lib/x86_64-linux-gnu/{name}" for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
+    assert set(usual) <= set(rows)
+    assert len([row for row in rows if row.startswith(("/opt", "/usr/lib/"))]) == places.COVERS_MAX
+    assert told.text.endswith("/ld.so.preload\t/etc/ld.so.preload\tro\n")
 
 
 async def test_an_image_whose_folders_lead_in_circles(world: Any) -> None:

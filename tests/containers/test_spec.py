@@ -104,12 +104,50 @@ def test_a_bind_of_the_nodes_tree_becomes_the_own_view(source: str, becomes: str
 
 @pytest.mark.parametrize("mount", [
     {"destination": "/mnt", "type": "bind", "source": "/run/cgpud-else", "options": ["rbind"]},
-    {"destination": "/mnt", "type": "bind", "source": "/run", "options": ["rbind"]},
+    {"destination": "/mnt", "type": "bind", "source": "/run/other", "options": ["rbind"]},
     {"destination": "/mnt", "type": "tmpfs", "source": "/run/cgpu"},
     {"destination": "/mnt"},
 ])  # fmt: skip
 def test_other_mounts_stay(mount: dict[str, Any]) -> None:
     assert edited(mounts=[mount])["mounts"][0] == mount
+
+
+@pytest.mark.parametrize(("source", "below"), [
+    ("/run", "/mnt/cgpu"), ("/run/", "/mnt/cgpu"), ("/", "/mnt/run/cgpu"), ("/var/run", "/mnt/cgpu"),
+    ("/run/../run", "/mnt/cgpu"), ("//", "/mnt/run/cgpu"),
+])  # fmt: skip
+def test_in_a_bind_of_a_folder_above_the_tree_the_own_view_lies_over_it(source: str, below: str) -> None:
+    theirs = {"destination": "/mnt/", "type": "bind", "source": source, "options": ["rbind", "rw"]}
+    made = edited(mounts=[theirs])
+    assert made["mounts"][0] == theirs
+    view = made["mounts"][1]
+    assert (view["destination"], view["source"]) == (below, "/run/cgpud/view/abc")
+    assert "ro" in view["options"]
+    assert edited(**{key: made[key] for key in ("mounts", "hooks")})["mounts"] == made["mounts"], "twice is once"
+
+
+def test_a_bind_above_the_tree_that_shows_none_of_it() -> None:
+    above = {"destination": "/mnt", "type": "bind", "source": "/run", "options": ["rbind"]}
+    other = {"destination": "/mnt/cgpu", "type": "bind", "source": "/data", "options": ["rbind"]}
+    assert edited(mounts=[above, other])["mounts"][:2] == [above, other]
+    here = {**above, "destination": "/run"}
+    made = edited(mounts=[here])["mounts"]
+    assert [mount["destination"] for mount in made].count("/run/cgpu") == 1
+    assert made[0] == here
+
+
+@pytest.mark.parametrize(("destination", "source", "refused"), [
+    ("/run", "/run", True), ("/usr/local", "/x", True), ("/", "/x", True), ("/mnt", "/", True),
+    ("/mnt", "/data", False), ("/run/cgpu", "/x", False), ("/mnt", "/run/cgpu", False),
+])  # fmt: skip
+def test_what_would_appear_on_the_node_is_refused(destination: str, source: str, refused: bool) -> None:
+    for propagation in ("shared", "rshared", "rslave"):
+        mounts = [{"destination": destination, "type": "bind", "source": source, "options": ["rbind", propagation]}]
+        if refused and propagation != "rslave":
+            with pytest.raises(UserError, match="with shared propagation at or above"):
+                edited(mounts=mounts)
+        else:
+            edited(mounts=mounts)
 
 
 def test_a_bind_by_its_options_alone() -> None:

@@ -78,9 +78,8 @@ def test_lists(text: str, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("values", [
     {}, {"dev": 23}, {"container": "0", "dev": 23}, {"container": "1,0,0", "dev": 23}, {"container": "0"},
-    {"container": "3", "dev": 23, "disable": "true"}, {"container": "3", "dev": 23, "disable": "1"},
-    {"container": "3", "dev": 23, "disable": "TRUE"}, {"container": "abc", "disable": "true"},
-    {"ours": "9"}, {"unit": "parsec"}, {"nvidia": "all"}, {"disable": "false"},
+    {"disable": "1"}, {"container": "0", "disable": "TRUE"}, {"disable": "false"},
+    {"ours": "9"}, {"unit": "parsec"}, {"nvidia": "all"},
 ])  # fmt: skip
 def test_off(values: dict[str, object]) -> None:
     found = ask(env(**values), cards(4))
@@ -95,6 +94,22 @@ def test_a_weight_or_priority_alone_is_a_warning(values: dict[str, object], name
     found = ask(env(**values), cards(4))
     assert isinstance(found, Off) and found.warning is not None
     assert all(name in found.warning for name in named) and CONTAINER in found.warning
+
+
+@pytest.mark.parametrize("values", [
+    {"container": "3", "dev": 23, "disable": "true"}, {"container": "3", "dev": 23, "disable": "1"},
+    {"container": "3", "dev": 23, "disable": "TRUE"}, {"container": "abc", "disable": "true"},
+])  # fmt: skip
+def test_disabled_though_it_asks_is_a_warning_or_does_not_count(values: dict[str, object]) -> None:
+    found = ask(env(**values), cards(4))
+    assert isinstance(found, Off) and found.warning is not None and "though " + CONTAINER in found.warning
+    if values["container"] == "abc":
+        with pytest.raises(UserError, match="'abc'"):
+            ask(env(**values), cards(4), ignore_disable=True)
+    else:
+        found = ask(env(**values), cards(4), ignore_disable=True)
+        assert isinstance(found, Ask) and found.gpus == (0, 1, 2, 3)
+    assert isinstance(ask(env(disable="1"), cards(4), ignore_disable=True), Off), "it asks for nothing"
 
 
 @pytest.mark.parametrize("disable", ["false", "0", ""])

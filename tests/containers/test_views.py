@@ -72,6 +72,27 @@ async def test_inodes_follow_from_names(world: Any, views: Views) -> None:
     assert successor.lookup(ROOT_INODE, ID.encode()).inode == top.inode
 
 
+async def test_a_view_follows_its_instance_to_another_gpu(world: Any) -> None:
+    """Also where nobody looked between its end and its return."""
+    seen: dict[str, Any] = {ID: lambda pid: None}
+    views = Views(world.system, lambda: seen)
+    world.system.apply(Create(ID, (0,), (MIB,)))
+    top = views.lookup(ROOT_INODE, ID.encode())
+    assert views.lookup(views.lookup(top.inode, b"0").inode, ID[:12].encode()).mode & stat.S_IFDIR
+    world.system.apply(Destroy(ID))
+    world.system.apply(Create(ID, (1,), (MIB,)))
+    gpu = views.lookup(top.inode, b"1")
+    file = views.lookup(views.lookup(gpu.inode, ID[:12].encode()).inode, b"memsize")
+    assert views.read(file.inode, views.open(file.inode, os.O_RDONLY), 0, 100) == b"%d\n" % MIB
+    with pytest.raises(TreeError):
+        views.lookup(top.inode, b"0")
+    del seen[ID]
+    for inode in (top.inode, gpu.inode, file.inode):
+        with pytest.raises(TreeError) as caught:
+            views.getattr(inode)
+        assert caught.value.errno == errno.ENOENT
+
+
 async def test_two_views_share_no_inode(world: Any, views: Views) -> None:
     small = world.bundle(ALIYUN_COM_GPU_MEM_CONTAINER=1)
     for id in (ID, OTHER):

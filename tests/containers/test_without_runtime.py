@@ -42,9 +42,10 @@ def test_the_nodes_tree_bound_by_hand_gets_the_own_view_over_it() -> None:
     mounts = [{"destination": "/a", "source": "/run/cgpu", "type": "bind"},
               {"destination": "/b/", "source": "/var/run/cgpu/0", "options": ["rbind", "rw"]},
               {"destination": "/c", "source": "/run/cgpux", "type": "bind"},
-              {"destination": "/d", "source": "tmpfs", "type": "tmpfs"}]
+              {"destination": "/d", "source": "tmpfs", "type": "tmpfs"},
+              {"destination": "/e", "source": "/run", "type": "bind"}]
     assert spec.views_by_hand(config(mounts=mounts), "/run/cgpu", "/view/id") == [
-        Mount("/view/id", "/a"), Mount("/view/id/0", "/b")]
+        Mount("/view/id", "/a"), Mount("/view/id/0", "/b"), Mount("/view/id", "/e/cgpu")]
     assert spec.views_by_hand(config(), "/run/cgpu", "/view/id") == []
 
 
@@ -53,3 +54,12 @@ def test_a_precreate_has_no_payload() -> None:
     assert wire.parse(head) == wire.Question(wire.Kind.PRECREATE)
     with pytest.raises(wire.ProtocolError, match="a precreate with 1 bytes"):
         wire.parse(head + b"x")
+
+
+def test_a_line_for_the_hook_is_one_line() -> None:
+    assert wire.lines(("root", "/a b"), ("bind", "/ä", "/x", "ro")) == "root\t/a b\nbind\t/ä\t/x\tro\n"
+    for field in ("/a\tb", "/a\nbind", "/a\0", "/\udcff", "/a\x7f", "/a\u2028"):
+        with pytest.raises(UserError, match="a path without control characters is allowed"):
+            wire.lines(("root", "/"), ("bind", "/x", field, "ro"))
+    with pytest.raises(UserError, match="65536 are allowed"):
+        wire.lines(*(("bind", "/x", "/" + "y" * 1000, "ro") for _ in range(70)))

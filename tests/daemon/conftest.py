@@ -35,6 +35,7 @@ class FakeRegion:
     slots: dict[int, int] = field(default_factory=dict)
     """slot -> generation"""
     closed: bool = False
+    context: int = 0
 
 
 class FakeGate:
@@ -71,6 +72,9 @@ class FakeGate:
 
     def set_memory(self, region: FakeRegion, limit: int, other: int) -> None:
         region.mem_limit = limit
+
+    def set_context(self, region: FakeRegion, size: int) -> None:
+        region.context = size
 
     def attach(self, region: FakeRegion, agent_fd: int) -> tuple[int, int]:
         os.close(os.dup(agent_fd))

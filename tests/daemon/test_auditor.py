@@ -182,3 +182,89 @@ async def test_it_goes_on_with_all_gpus(desk: Desk, nursery: trio.Nursery, until
     nursery.start_soon(desk.auditor.run_forever)
     await until(lambda: len(seen) >= 6)
     assert seen[:6] == [0, 1] * 3
+
+
+async def test_a_lost_gpu_is_given_up_alone(desk: Desk, nursery: trio.Nursery, until: Any) -> None:
+    seen: list[int] = []
+
+    def read(gpu: Gpu) -> Mapping[int, int]:
+        if gpu.index == 0:
+            raise UserError("GPU is lost")
+        seen.append(gpu.index)
+        return {}
+
+    desk.read = read
+    desk.auditor = Auditor(desk.system, desk.read, lambda: desk.owner, 0.01)
+    nursery.start_soon(desk.auditor.run_forever)
+    await until(lambda: desk.state == "GPU is lost" and len(seen) > PATIENCE)
+    assert [usage.audit for usage in desk.system.usage()] == ["GPU is lost", "ok"]
+
+
+async def test_who_asks_is_counted_when_the_answer_comes(desk: Desk) -> None:
+    desk.system.attach_process("a", 70, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.auditor.run_forever)
+        with trio.fail_after(10):
+            while desk.state != "ok":
+                await trio.sleep(0.01)
+        assert dict(desk.memory) == {70: 0}
+        desk.used = {70: 300}
+        with trio.fail_after(10):
+            await desk.auditor.count(0, 70)
+        assert desk.memory == [(70, 300)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_those_who_ask_together_share_a_look(desk: Desk) -> None:
+    for pid in range(70, 90):
+        desk.system.attach_process("a", pid, 0)
+    desk.reads = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.auditor.run_forever)
+        async with trio.open_nursery() as asking:
+            for pid in range(70, 90):
+                asking.start_soon(desk.auditor.count, 0, pid)
+        assert desk.reads <= 3, "the regular one, and one or two"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_regular_look_under_way_does_not_undo_a_count(desk: Desk) -> None:
+    """It read NVML before the context was there, and is held up since."""
+    desk.system.attach_process("a", 70, 0)
+    held, go = trio.Event(), threading.Event()
+
+    def slow_owner(pid: int) -> None:
+        trio.from_thread.run_sync(held.set)
+        assert go.wait(20)
+
+    desk.owner, desk.used = slow_owner, {71: 5}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.auditor.run_forever)
+        await held.wait()
+        desk.used = {70: 300, 71: 5}
+        await desk.auditor.count(0, 70)
+        assert desk.memory == [(70, 300)]
+        reads = desk.reads
+        go.set()
+        with trio.fail_after(10):
+            while desk.reads == reads and desk.state != "ok":
+                await trio.sleep(0.01)
+        assert desk.memory == [(70, 300)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_waits_for_figures_that_cannot_be_had(desk: Desk, monkeypatch: Any, hang: Any) -> None:
+    def fails(gpu: Gpu) -> Mapping[int, int]:
+        raise UserError("GPU is lost")
+
+    desk.system.attach_process("a", 70, 0)
+    monkeypatch.setattr(auditor, "COUNT_SECONDS", 0.05)
+    desk.read = fails
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.auditor.run_forever)
+        with trio.fail_after(10):
+            await desk.auditor.count(0, 70)
+            desk.read = hang
+            await desk.auditor.count(0, 70)
+        assert dict(desk.memory) == {70: 0}
+        nursery.cancel_scope.cancel()

@@ -10,7 +10,8 @@ import struct
 import subprocess
 import sys
 import textwrap
-from errno import EACCES, EAGAIN
+from contextlib import suppress
+from errno import EACCES, EAGAIN, EPROTO
 from fcntl import F_GET_SEALS, F_SEAL_SHRINK, fcntl
 from typing import Any
 
@@ -79,10 +80,11 @@ async def test_descriptors_are_agent_then_control_report_bell_of_each_gpu(world:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-async def test_a_users_socket_is_not_for_others_to_fill(world: Any) -> None:
-    """Who may not attach must not be able to take up the connections of those who may."""
-    path = create(world, owner=4711)
-    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o600, 4711)
+@pytest.mark.parametrize("owner", [0, 4711])
+async def test_a_socket_is_not_for_others_to_fill(world: Any, owner: int) -> None:
+    """Who may not attach must not be able to take up the connections of those who may: root's own likewise."""
+    path = create(world, owner=owner)
+    assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o600, owner)
     code = """if True:
         import os, socket, sys
         os.chdir(sys.argv[1])  # as root: the test's own folders are root's alone, and so may this Python be
@@ -90,13 +92,15 @@ async def test_a_users_socket_is_not_for_others_to_fill(world: Any) -> None:
         os.setresuid(*[int(sys.argv[2])] * 3)
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect("gate.sock")
     """
-    for uid, word in ((4711, b""), (4712, b"PermissionError")):
+    for uid in (0, 4711, 4712):
         command = [sys.executable, "-c", code, str(path.parent), str(uid)]
         done = await trio.run_process(command, check=False, capture_stderr=True)
-        assert word in done.stderr and (done.returncode == 0) is (uid == 4711), done.stderr
+        assert (done.returncode == 0) is (uid in (0, owner)), done.stderr
+        assert done.returncode == 0 or b"PermissionError" in done.stderr
 
 
-async def test_folder_socket_and_limits_are_everybodys_to_reach(world: Any) -> None:
+async def test_folder_and_limits_are_everybodys_to_reach_and_a_containers_socket(world: Any) -> None:
+    world.clients._container = lambda ident: ident == "one"
     path = create(world, gpus=(0, 1), memsize=(GIB, 2 * GIB))
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
@@ -183,7 +187,6 @@ GARBAGE = [
     (HELLO[:63], "short"),
     (HELLO + b"x", "long"),
     (b"\0" * 64, "magic"),
-    (struct.pack("<IIII48x", 0x75706763, 2, 1, 0), "version"),
     (b"A" * 60000, "huge"),
 ]
 
@@ -200,6 +203,18 @@ async def test_a_bad_hello_is_hung_up_on_and_logged(world: Any, join: Any, caplo
     assert slots(world) == [1] and good.fds
 
 
+@pytest.mark.parametrize("size", [8, 16, 64, 200])
+async def test_a_hello_of_another_version_is_told_so(world: Any, join: Any, caplog: Any, size: int) -> None:
+    """Magic and version stand at the head of every version's hello; what follows may be of any form."""
+    path = create(world)
+    program = await join(path, struct.pack("<II", 0x75706763, 2).ljust(size, b"\xff"))
+    assert program.head[:3] == (0x75706763, 1, EPROTO) and program.head[5] == "ABI version 2 where 1 is due"
+    with trio.fail_after(5):
+        assert await program.sock.recv(100) == b""
+    assert ["ABI version 2 where 1 is due" in r.message for r in caplog.records if r.levelname == "WARNING"] == [True]
+    assert slots(world) == [0] and not program.fds
+
+
 async def test_fuzzed_hellos_change_nothing(world: Any, join: Any, until: Any) -> None:
     path, dice = create(world), random.Random(7)
     good = await join(path)
@@ -210,7 +225,8 @@ async def test_fuzzed_hellos_change_nothing(world: Any, join: Any, until: Any) -
             bad = await join(path, bytes(data), receive=False)
             answer = await bad.sock.recv(100)
         bad.close()
-        assert answer == b""
+        assert answer == b"" or struct.unpack_from("<IIi", answer) == (0x75706763, 1, EPROTO)
+        assert (answer == b"") == (len(data) < 8 or data[:4] != HELLO[:4])
     assert slots(world) == [1] and good.fds
     again = await join(path)
     assert again.head[2] == 0
@@ -230,6 +246,76 @@ async def test_talking_after_the_hello_ends_the_connection(world: Any, join: Any
     await program.sock.send(b"more")
     await until(lambda: slots(world) == [0])
     await until(lambda: 'reason="it sent more than a hello"' in caplog.text)
+
+
+def flags(program: Any) -> int:
+    return int(wire.WELCOME_GPU.unpack_from(program.welcome, 280)[4])
+
+
+@pytest.fixture
+def counted(world: Any) -> list[tuple[int, int]]:
+    """What the clients had counted: GPU and pid."""
+    asked: list[tuple[int, int]] = []
+
+    async def take_in(gpu: int, pid: int) -> None:
+        asked.append((gpu, pid))
+
+    world.clients._take_in = take_in
+    return asked
+
+
+async def test_a_note_is_answered_when_it_was_taken_in(world: Any, join: Any, counted: Any) -> None:
+    program = await join(create(world, gpus=(1,)))
+    assert flags(program) == wire.GPU_NOTES
+    with trio.fail_after(5):
+        for number in (1, 7, 2**32 - 1):
+            note = wire.note(wire.Note(1, number))
+            await program.sock.send(note)
+            assert await program.sock.recv(100) == note
+    assert counted == [(1, os.getpid())] * 3 and slots(world) == [1]
+
+
+@pytest.mark.parametrize("hello, gpu, reason", [(HELLO, 0, "nobody asked for"), (INFO, 1, "nobody asked for")])
+async def test_a_note_out_of_place_ends_the_connection(
+    world: Any, join: Any, until: Any, counted: Any, caplog: Any, hello: bytes, gpu: int, reason: str
+) -> None:
+    program = await join(create(world, gpus=(1,)), hello)
+    await program.sock.send(wire.note(wire.Note(gpu, 1)))
+    with trio.fail_after(5):
+        assert await program.sock.recv(100) == b""
+    await until(lambda: reason in caplog.text)
+    assert slots(world) == [0] and not counted
+
+
+async def test_without_an_audit_no_notes_are_taken(world: Any, join: Any, until: Any) -> None:
+    program = await join(create(world))
+    assert flags(program) == 0
+    await program.sock.send(wire.note(wire.Note(0, 1)))
+    await until(lambda: slots(world) == [0])
+
+
+async def test_who_never_reads_the_answers_is_dropped(
+    world: Any, join: Any, until: Any, counted: Any, caplog: Any
+) -> None:
+    program = await join(create(world))
+
+    async def talk() -> None:
+        with suppress(OSError):
+            while True:
+                await program.sock.send(wire.note(wire.Note(0, 1)))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(talk)
+            await until(lambda: slots(world) == [0], 15)
+            nursery.cancel_scope.cancel()
+    await until(lambda: "does not read" in caplog.text)
+
+
+async def test_who_counts_processes_as_nvml_does_is_told(world: Any, join: Any) -> None:
+    world.clients._alike = lambda pid: pid == os.getpid()
+    assert flags(await join(create(world))) == wire.GPU_PIDS
+    assert flags(await join(create(world, "two"), INFO)) == wire.GPU_PIDS
 
 
 async def test_sent_descriptors_are_dropped(world: Any, join: Any, until: Any) -> None:
@@ -314,8 +400,15 @@ async def test_info_processes_get_pages_and_no_slot(world: Any, join: Any) -> No
     assert slots(world) == [0] and world.clients.count("one") == 0
 
 
-@pytest.mark.parametrize(("owner", "welcome"), [(0, True), (1000, True), (2000, False)])
-async def test_a_users_instance_is_that_users(world: Any, join: Any, owner: int, welcome: bool) -> None:
+@pytest.mark.parametrize(
+    ("owner", "container", "refusal"),
+    [(1000, False, ""), (2000, False, "instance one belongs to uid 2000"), (0, False, "instance one belongs to root"),
+     (0, True, "")],
+)  # fmt: skip
+async def test_a_users_instance_is_that_users(
+    world: Any, join: Any, owner: int, container: bool, refusal: str
+) -> None:
+    """Also for those who were handed a connection. A container's programs have any uid."""
     from cgpusched.daemon.server.peers import identify
 
     def as_1000(sock: socket.socket) -> Any:
@@ -324,10 +417,9 @@ async def test_a_users_instance_is_that_users(world: Any, join: Any, owner: int,
         return peer
 
     world.clients._who = as_1000
+    world.clients._container = lambda ident: container
     program = await join(create(world, owner=owner))
-    assert (program.head[2] == 0) is welcome
-    if not welcome:
-        assert program.head[2] == EACCES and program.head[5] == "instance one belongs to uid 2000"
+    assert (program.head[2], program.head[5]) == (EACCES if refusal else 0, refusal)
 
 
 async def test_destroy_hangs_up_and_removes_the_folder(world: Any, join: Any, until: Any) -> None:

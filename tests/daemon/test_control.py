@@ -237,13 +237,28 @@ async def test_members_own_what_they_make(open_desk: Any, world: Any) -> None:
     assert (await desk.ask("destroy", id="hers"))["ok"]
 
 
+async def test_root_makes_them_for_others(open_desk: Any, world: Any) -> None:
+    desk = await open_desk(group="gpu")
+    assert (await desk.ask("create", id="hers", memsize=[GIB], user=1000))["ok"]
+    assert (await desk.ask("run", id="his", memsize=[GIB], user=1001))["ok"]
+    assert [one.owner for one in world.state.instances.values()] == [1000, 1001]
+    again = await desk.ask("run", id="his", user=1001)
+    assert again["errno"] == "EINVAL" and again["error"].startswith("run --id his: that instance exists")
+    desk.become(1000, GROUP)
+    assert (await desk.ask("run", id="hers"))["ok"]
+    assert (await desk.ask("create", id="own", memsize=[GIB], user=1000))["ok"]
+    refused = await desk.ask("create", id="given", memsize=[GIB], user=1001)
+    assert refused["errno"] == "EPERM" and "only root may make one for another user" in refused["error"]
+
+
 BAD = [
     b"\n", b"{\n", b"[]\n", b"null\n", b"\xff\xfe\n", b"[" * 60000 + b"\n", b'{"do": 7}\n', b'{"do": "reboot"}\n',
     b"{}\n", b'{"do": "create"}\n', b'{"do": "create", "id": 7}\n', b'{"do": "destroy", "id": null}\n',
     b'{"do": "list", "id": "a"}\n', b'{"do": "run", "weight": -1}\n', b'{"do": "run", "weight": true}\n',
     b'{"do": "run", "weight": 1.0}\n', b'{"do": "run", "weight": NaN}\n', b'{"do": "run", "gpus": 0}\n',
     b'{"do": "run", "gpus": []}\n', b'{"do": "run", "memsize": ["1GiB"]}\n', b'{"do": "run", "highprio": 1}\n',
-    b'{"do": "run", "colour": 1}\n', b'{"do": "run", "memsize": [' + b"9" * 5000 + b"]}\n",
+    b'{"do": "run", "colour": 1}\n', b'{"do": "run", "user": "root"}\n', b'{"do": "run", "user": 4294967295}\n',
+    b'{"do": "run", "memsize": [' + b"9" * 5000 + b"]}\n",
     b'{"do": "run", "gpus": [' + b"0," * 64 + b"0]}\n",
 ]  # fmt: skip
 

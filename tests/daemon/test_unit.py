@@ -1,4 +1,4 @@
-"""The systemd unit: what systemd itself says of it, and what must not be in it."""
+"""The systemd unit: what systemd itself says of it, and what must not be in it. tests/systemd runs it."""
 
 import shutil
 import subprocess
@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from cgpusched.engines import systemd
+
+EXPOSURE = 45
+"""In tenths, as systemd-analyze counts: 4.4 is what the mount leaves open (docs/systemd.md)."""
 UNIT = Path(__file__).resolve().parents[2] / "systemd" / "cgpud.service"
 # Each gives the unit a mount namespace, and the tree that cgpud mounts stays inside it.
 HIDES_THE_MOUNT = {
-    "privatedevices", "privatemounts", "privatetmp", "procsubset", "protectcontrolgroups", "protecthome",
+    "privatedevices", "privateipc", "privatemounts", "privatenetwork", "privatepids", "privatetmp", "privateusers",
+    "mountapivfs", "bindreadonlypaths", "procsubset", "protectcontrolgroups", "protecthome",
     "protectkernellogs", "protectkernelmodules", "protectkerneltunables", "protectproc", "protectsystem", "mountflags",
     "readonlypaths", "readwritepaths", "inaccessiblepaths", "bindpaths", "temporaryfilesystem", "rootdirectory",
     "dynamicuser", "execpaths", "noexecpaths",
@@ -30,7 +35,7 @@ def test_ready_watchdog_and_restart() -> None:
     assert service["Restart"] == "always" and unit["Unit"]["StartLimitIntervalSec"] == "0"
     assert int(service["WatchdogSec"]) > 0 and int(service["FileDescriptorStoreMax"]) >= 25 * 16 * 2 + 16
     assert int(service["LimitNOFILE"]) >= 25 * 512 * (2 + 16)
-    assert unit["Unit"]["Before"].split() == ["docker.service", "containerd.service", "kubelet.service"]
+    assert {"docker.service", "containerd.service", "kubelet.service"} <= set(unit["Unit"]["Before"].split())
 
 
 def test_nothing_hides_the_mount() -> None:
@@ -44,7 +49,7 @@ needs_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 def unit(tmp_path: Path) -> Path:
     """The unit with a command that exists here: verify looks for it."""
     copy = tmp_path / "cgpud.service"
-    copy.write_text(UNIT.read_text().replace("/usr/bin/cgpud", shutil.which("true") or "/bin/true"))
+    copy.write_text(systemd.unit_text(shutil.which("true") or "/bin/true"))
     return copy
 
 
@@ -57,6 +62,6 @@ def test_systemd_understands_every_line(unit: Path) -> None:
 
 @needs_analyze
 def test_hardening_is_rated_ok(unit: Path) -> None:
-    done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--threshold=50", "--no-pager", str(unit)],
-                          capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+    done = subprocess.run(["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager",
+                           str(unit)], capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout

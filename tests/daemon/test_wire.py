@@ -24,7 +24,8 @@ int main(void) {
     O(cgpu_welcome, gpu); O(cgpu_welcome_gpu, slot); O(cgpu_welcome_gpu, flags); O(cgpu_welcome_gpu, mem_limit);
     O(cgpu_welcome_gpu, mem_total);
     printf("%u\n%u\n%d\n%d\n%u\n", CGPU_ABI_MAGIC, CGPU_ABI_VERSION, CGPU_MAX_GPUS, CGPU_SLOTS, CGPU_HELLO_INFO);
-    printf("%u\n", CGPU_GPU_NATIVE);
+    printf("%u\n%u\n%u\n", CGPU_GPU_NATIVE, CGPU_GPU_NOTES, CGPU_GPU_PIDS);
+    S(struct cgpu_note); O(cgpu_note, number);
 }
 """
 
@@ -48,6 +49,7 @@ def test_header_and_python_agree(tmp_path: Path) -> None:
         at(gpu, b"", 0, 1, 0, 0, 0, 0), at(gpu, b"", 0, 0, 0, 1, 0, 0), at(gpu, b"", 0, 0, 0, 0, 1, 0),
         at(gpu, b"", 0, 0, 0, 0, 0, 1),
         wire.ABI_MAGIC, wire.ABI_VERSION, wire.MAX_GPUS, wire.SLOTS, wire.HELLO_INFO, wire.GPU_NATIVE,
+        wire.GPU_NOTES, wire.GPU_PIDS, wire.NOTE.size, at(wire.NOTE, 0, 1),
     ]  # fmt: skip
 
 
@@ -76,6 +78,16 @@ def test_hello_parses_or_says_why(data: bytes) -> None:
         assert str(error)
     else:
         assert len(data) == 64 and hello.pid == struct.unpack_from("<I", data, 8)[0]
+
+
+@given(st.binary(max_size=40))
+def test_note_parses_or_says_why(data: bytes) -> None:
+    try:
+        note = wire.parse_note(data)
+    except wire.ProtocolError as error:
+        assert str(error)
+    else:
+        assert wire.note(note) == data[:8] + bytes(8)
 
 
 JSON = st.recursive(

@@ -190,7 +190,7 @@ from cgpusched.driver import cover
 lib = Path(sys.argv[1])
 before = os.getcwd(), os.getuid(), os.readlink("/proc/self/ns/mnt")
 driver = cover.installed(lib)
-cover.enter(cover.plan(lib, driver), lib)
+cover.enter(cover.plan(lib, driver), lib, lib)
 assert (os.getcwd(), os.getuid()) == before[:2] and os.readlink("/proc/self/ns/mnt") != before[2]
 assert cover.installed(lib) is None, "covered: an inner `cgpuctl run` has nothing to do"
 os.execv(sys.argv[2], sys.argv[2:])
@@ -249,9 +249,9 @@ def test_mounts_of_the_node_arrive_and_none_goes_back(lib: Path, tmp_path: Path)
 
 def test_without_the_privilege(lib: Path) -> None:
     """It says so, and the namespace is the old one."""
-    code = ENTER.replace("cover.enter(cover.plan(lib, driver), lib)", """
+    code = ENTER.replace("cover.enter(cover.plan(lib, driver), lib, lib)", """
 try:
-    cover.enter(cover.plan(lib, driver), lib)
+    cover.enter(cover.plan(lib, driver), lib, lib)
 except PermissionError as error:
     print(error.strerror, os.readlink("/proc/self/ns/mnt") == before[2])
     sys.exit()""")
@@ -269,7 +269,7 @@ def test_the_daemon_does_not_start_inside(lib: Path, driver: Driver, hook: Path)
         from cgpusched.errors import UserError
         lib, hook = map(Path, sys.argv[1:])
         driver = cover.installed(lib)
-        cover.enter(cover.plan(lib, driver), lib)
+        cover.enter(cover.plan(lib, driver), lib, lib)
         copy = lib.parent / "copy.so"
         copy.write_bytes((lib / "real/libcuda.so.1").read_bytes())
         try:

@@ -141,6 +141,17 @@ def test_a_program_that_clears_the_library_path(cleared: list[str], node: Node, 
         assert gated(node, name, "env", *cleared, *command((ROUTES | COVERED)[name], programs, sim)) == HELD
 
 
+@pytest.mark.parametrize("name", ["dlopen", "absolute-path"])
+def test_a_program_whose_environment_is_emptied(name: str, node: Node, sim: Path, programs: Path) -> None:
+    """The mount namespace tells which instance it is in. (The simulated device wants to be told where it is.)"""
+    program, way, _ = command((ROUTES | COVERED)[name], programs, sim)
+    emptied = ("env", "-i", f"CGPU_SIM_DIR={node.runtime / 'sim'}")
+    assert gated(node, name, *emptied, program, way, sim) == HELD
+    with instance(node, name):
+        done = node.ctl("run", "--id", name, "--cover", "never", "--", *emptied, program, way, str(sim))
+        assert done.stdout == LOOSE, "the documented limit"
+
+
 @pytest.mark.parametrize(("cover", "code", "out"), [("always", 125, ""), ("auto", 0, "ran\n"), ("never", 0, "ran\n")])
 def test_without_the_privilege(cover: str, code: int, out: str, node: Node) -> None:
     for level in ("warning", "info"):

@@ -1,6 +1,7 @@
 """A program of the driver API, through ctypes, that obeys one word a line on stdin and answers in JSON.
 
-``info``, ``alloc BYTES``, ``free``, ``devices``, ``nvml``, ``launch MICROSECONDS COUNT``, ``fork BYTES``, ``exit``.
+``init``, ``context``, ``info``, ``alloc BYTES``, ``free``, ``devices``, ``nvml``, ``launch MICROSECONDS COUNT``,
+``fork BYTES``, ``exit``.
 """
 
 import ctypes
@@ -23,6 +24,17 @@ def start() -> None:
     check(cuda.cuInit(0), "cuInit")
     check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), "cuDevicePrimaryCtxRetain")
     check(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+def init() -> None:
+    check(cuda.cuInit(0), "cuInit")
+
+
+def context() -> dict[str, int]:
+    """One more, current from now on."""
+    made = ctypes.c_void_p()
+    init()
+    return {"result": cuda.cuCtxCreate_v2(ctypes.byref(made), 0, 0)}
 
 
 def info() -> dict[str, int]:

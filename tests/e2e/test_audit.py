@@ -3,6 +3,7 @@
 import json
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -150,6 +151,59 @@ def test_memory_that_comes_and_goes_is_never_taken_for_hidden(quick: Node, storm
         seen += [one["mem_other"] for one in quick.status()["gpus"][0]["instances"]]
         time.sleep(0.05)
     assert seen and set(seen) == {0}
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Node]:
+    """A node that looks by itself once an hour."""
+    with running_node(tmp_path, "1x24GiB", "--audit-interval", "3600") as one:
+        yield one
+
+
+def later(node: Node, id_: str, context: int, mem: str | None = None) -> Spoken:
+    """A program that has not begun with CUDA."""
+    return Spoken(node, id_, sys.executable, DRIVER, "--later", mem=mem, context=context)
+
+
+def test_a_context_counts_when_the_call_that_makes_it_returns(slow: Node) -> None:
+    size = 100 * MIB
+    program = later(slow, "one", size, "1GiB")
+    for contexts in (1, 2):
+        assert program.ask("context") == {"result": 0}
+        assert program.ask("info")["free"] == GIB - contexts * size
+        assert meminfo(slow, "one") == shown(GIB - contexts * size, (program.pid, contexts * size))
+    program.close()
+    primary = hooked(slow, "two", "1GiB", size)
+    assert primary.ask("info")["free"] == GIB - size
+    primary.close()
+
+
+def test_of_programs_that_race_for_the_last_room_as_many_get_a_context_as_fit(slow: Node) -> None:
+    size = 100 * MIB
+    first = later(slow, "one", size, "1GiB")
+    assert first.ask("context") == {"result": 0}
+    assert first.ask("alloc", GIB - size - 250 * MIB) == {"result": 0}
+    racers = [later(slow, "one", size) for _ in range(4)]
+    for one in racers:
+        one.say("context")
+    assert sorted(one.hear()["result"] for one in racers) == [0, 0, OUT_OF_MEMORY, OUT_OF_MEMORY]
+    assert first.ask("info")["free"] == 50 * MIB
+    assert first.ask("free") == {"result": 0}
+    for one in racers:
+        one.close()
+    wait_until(lambda: first.ask("info")["free"] == GIB - size, "their memory back")
+    first.close()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_context_waits_for_no_daemon_that_is_not_there(slow: Node, sign: signal.Signals) -> None:
+    program = later(slow, "one", 100 * MIB, "1GiB")
+    program.ask("init")
+    slow.kill_daemon(sign)
+    assert program.ask("context") == {"result": 0}
+    if sign == signal.SIGSTOP:
+        slow.kill_daemon(signal.SIGCONT)
+    program.close()
 
 
 # Past the hook

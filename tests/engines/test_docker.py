@@ -3,6 +3,7 @@
 The device is the simulated one; tests/support/world.py says what else stands in for the real thing.
 """
 
+import dataclasses
 import os
 import shlex
 import signal
@@ -15,6 +16,9 @@ import pytest
 from node import wait_until
 from world import OUT_OF_MEMORY, SIX, World, docker_world, gpus_of
 
+from cgpusched.engines import setup
+
+UUID = "GPU-12345678-1234-1234-1234-123456789abc"
 IMAGE = "nvcr.io/nvidia/tensorflow:19.10-py3"
 FIRST = ("docker run -d -t --gpus all --shm-size=1g --ulimit memlock=-1 --ulimit stack=67108864 --name gpu_test1 "
          f"-v /mnt:/mnt -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_MEM_DEV=15 {IMAGE}")
@@ -145,10 +149,19 @@ def test_disabled_and_zero_are_plain_containers(docker: World) -> None:
     (["MEM_CONTAINER=6", "MEM_DEV=15", "SCHD_WEIGHT=99"], 'ALIYUN_COM_GPU_SCHD_WEIGHT="99"'),
     (["MEM_CONTAINER=6", "MEM_DEV=15", "VISIBLE_DEVICES=7"], 'ALIYUN_COM_GPU_VISIBLE_DEVICES="7"'),
     (["MEM_CONTAINER=6,6", "MEM_DEV=15"], 'ALIYUN_COM_GPU_MEM_CONTAINER="6,6"'),
+    (["MEM_CONTAINER=6", "MEM_DEV=15", f"VISIBLE_DEVICES={UUID}"], f'ALIYUN_COM_GPU_VISIBLE_DEVICES="{UUID}"'),
+    (["MEM_CONTAINER=6", "MEM_DEV=15", "SCHD_WEIGHT=20"], "weight=20 is more than is free"),
+    (["MEM_CONTAINER=10", "MEM_DEV=15"], "more than GPU 0 has unallotted"),
+    (["MEM_CONTAINER=1", "MEM_DEV=15"], "GPU 0 is full: max_inst is 1"),
 ])
 def test_who_asks_wrongly_does_not_start_and_is_told_why(docker: World, variables: list[str], why: str) -> None:
+    docker.run(*SIX)
+    if "full" in why:
+        docker.node.write(1, 0, "max_inst")
     said = docker.refused(*(word for one in variables for word in ("-e", f"ALIYUN_COM_GPU_{one}")))
     assert why.replace('"', '\\"') in said or why in said or why.replace('"', "'") in said, said
+    assert len([line for line in said.splitlines() if "cgpu: " in line]) == 1
+    docker.node.write(20, 0, "max_inst")
 
 
 def test_what_is_not_left_is_refused(docker: World) -> None:
@@ -189,6 +202,49 @@ def test_what_is_removed_or_dies_is_registered_no_more(docker: World) -> None:
     docker.gone(ended)
 
 
+def test_a_shim_that_is_killed_leaves_nothing(docker: World) -> None:
+    short = docker.run(*SIX)
+    pid = int(docker.docker("inspect", "-f", "{{.State.Pid}}", short).stdout)
+    shim = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert "shim" in Path(f"/proc/{shim}/comm").read_text()
+    own = {os.readlink(fd) for fd in Path(f"/proc/{shim}/fd").iterdir()}
+    doors = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:]
+             if f"socket:[{line.split()[6]}]" in own and line.split()[-1].startswith("/run/containerd/")]
+    os.kill(shim, signal.SIGKILL)
+    docker.gone(short)
+    for door in doors:  # it leaves its socket when it is killed
+        Path(door).unlink(missing_ok=True)
+
+
+def test_setup_changes_a_docker_that_runs(docker: World) -> None:
+    """By SIGHUP: what runs goes on, and what is started later comes to us, or no more."""
+    base, registered = docker.docker.base, docker.run(*SIX)
+    other = docker.run(*SIX, "-e", "ALIYUN_COM_GPU_MEM_CONTAINER=1")
+    wish = setup.Wish("docker", docker.docker.config, binary=docker.node.binary, kept=base / "kept",
+                      pid_file=docker.docker.pid_file)
+
+    def default() -> str:
+        return docker.docker("info", "-f", "{{.DefaultRuntime}}").stdout.strip()
+
+    assert default() == "cgpu"
+    lines = setup.run(dataclasses.replace(wish, undo=True))
+    assert "Docker was told to read it again; containers go on" in lines
+    assert any("default-runtime is 'runc' now" in line for line in lines)
+    wait_until(lambda: default() == "runc", "Docker to read it again")
+    plain = docker.run(*SIX, "--runtime", "plain")
+    assert docker.listed() == sorted([registered, other])
+    stopped = docker.docker("stop", "-t", "0", other).stdout.strip()
+    assert "cgpu" in docker.docker("start", stopped, check=False).stderr, "it was made with a runtime of that name"
+    setup.run(wish)
+    wait_until(lambda: default() == "cgpu", "Docker to read it again")
+    later = docker.run(*SIX)
+    docker.docker("start", stopped)
+    assert docker.listed() == sorted([registered, later, other])
+    running = docker.docker("ps", "-q").stdout.split()
+    assert sorted(running) == sorted([registered, plain, later, other])
+    assert gpus_of(docker.docker("exec", registered, "nvidia-smi").stdout) == ["6043"]
+
+
 def test_a_container_that_cannot_be_made_leaves_nothing(docker: World) -> None:
     done = docker.docker("run", "--rm", *SIX, "tiny", "/no/such/program", check=False)
     assert done.returncode == 127
@@ -221,10 +277,19 @@ def test_a_committed_image_works_again(docker: World) -> None:
     assert docker.docker("exec", plain, "nvidia-smi", check=False).returncode != 0
 
 
-def test_the_hosts_tree_bound_by_hand_shows_the_own_directory(docker: World) -> None:
+@pytest.mark.parametrize("above", [0, 1, 2, None])
+def test_the_hosts_tree_bound_by_hand_shows_the_own_directory(docker: World, above: int | None) -> None:
+    """It itself, or a folder above it: ``-v /run:/x``, ``-v /:/x``."""
+    tree = docker.node.tree
+    source = tree.parents[-1 if above is None else above - 1] if above != 0 else tree
+    place = Path("/x") / tree.relative_to(source)
     other = docker.run(*SIX)
-    short = docker.run(*SIX, "-v", f"{docker.node.tree}:/host-cgpu")
-    listing = docker.docker("exec", short, "ls", "/host-cgpu/0").stdout
+    short = docker.run(*SIX, "-v", f"{source}:/x")
+    listing = docker.docker("exec", short, "ls", f"{place}/0").stdout
     assert short in listing
     assert other not in listing
-    assert docker.docker("exec", short, "sh", "-c", "echo 2 >/host-cgpu/0/policy", check=False).returncode != 0
+    tries = f"echo 2 >{place}/0/policy; umount {place}; ls {place}/0"
+    written = docker.docker("exec", short, "sh", "-c", tries, check=False)
+    assert "Read-only file system" in written.stderr
+    assert other not in written.stdout
+    assert docker.node.read(0, "policy") == "1\n"

@@ -7,18 +7,23 @@ line.
 import io
 import os
 import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import debs
 import engines
 import pytest
 from node import ROOT, build_c
 from world import ASKS, OUT_OF_MEMORY, SIX, World, docker_world, gpus_of
 
+from cgpusched.containers import preload
+
 pytestmark = pytest.mark.timeout(300)
 MULTIARCH = engines.MULTIARCH
 USUAL = f"{MULTIARCH}/libcuda.so.1"
+ELF = b"\x7fELF\x02\x01" + bytes(10) + b"\x03\x00\x3e\x00"
 Change = Callable[[tarfile.TarFile], None]
 
 
@@ -119,7 +124,7 @@ def test_a_file_where_a_folder_should_be(docker: World, canary: Path, tmp_path: 
 
 def test_a_folder_where_the_library_should_be(docker: World, canary: Path, tmp_path: Path) -> None:
     image = load(docker, tmp_path, thing(USUAL, tarfile.DIRTYPE))
-    one_line(docker, image, f"/{USUAL} in the container is a directory")
+    one_line(docker, image, f"/{USUAL} in the container is no file")
 
 
 @pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.REGTYPE])
@@ -135,6 +140,18 @@ def test_the_library_is_a_link(docker: World, canary: Path, tmp_path: Path, targ
         one_line(docker, image, "/proc/self/exe in the container")
     else:
         works(docker, image)
+
+
+@pytest.mark.parametrize("mode", ["ro", "rw"])
+def test_a_name_that_would_be_a_line_of_its_own(docker: World, canary: Path, tmp_path: Path, mode: str) -> None:
+    """What the hook is told are lines with tabs: the place of a library must not be able to say one more."""
+    secret = canary / "ld.so.preload"
+    place = f"/x\tro\nbind\t{secret}\t/stolen\t{mode}\nbind\t{canary / 'lib'}\t/last"
+    image = load(docker, tmp_path, link(USUAL, place), thing(place.lstrip("/"), tarfile.REGTYPE, ELF))
+    short = docker.run(*SIX, image=image)
+    seen = docker.docker("exec", short, "sh", "-c", "cat /stolen; ls /last", check=False)
+    assert "/node/only.so" not in seen.stdout and "libcuda" not in seen.stdout
+    assert " on /stolen " not in docker.docker("exec", short, "mount").stdout
 
 
 def test_the_images_own_preload_is_as_it_was(docker: World, canary: Path, tmp_path: Path) -> None:
@@ -216,3 +233,69 @@ def test_variables_of_the_image_count(docker: World, canary: Path, tmp_path: Pat
     docker.docker("import", *changes, docker.docker.base / "image.tar", "asks")
     short = docker.run("--network", "none", image="asks")
     assert gpus_of(docker.docker("exec", short, "nvidia-smi").stdout) == ["6043"]
+
+
+def linked(source: str, out: Path, loader: str, includes: list[Path], objects: list[Path | str]) -> Path:
+    """A program for another C library than this machine's."""
+    own = subprocess.run(["gcc", "-print-file-name=include"], check=True, capture_output=True, text=True).stdout.strip()
+    headers = [word for folder in [*includes, own] for word in ("-isystem", folder)]
+    command = ["gcc", "-O2", "-fno-pie", "-no-pie", "-fno-stack-protector", "-nostdinc", *headers, "-nostdlib",
+               f"-Wl,-dynamic-linker,{loader}", "-o", out]
+    at = objects.index("SOURCE")
+    subprocess.run([*command, *objects[:at], ROOT / source, *objects[at + 1:]], check=True)
+    return out
+
+
+def image_of(docker: World, tmp_path: Path, name: str, files: dict[str, Path], folders: tuple[str, ...] = ()) -> str:
+    with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+        for folder in folders:
+            entry(tar, folder, tarfile.DIRTYPE)
+        for place, path in files.items():
+            tar.add(path.resolve(), place)
+    docker.docker("import", tmp_path / f"{name}.tar", name)
+    return name
+
+
+@pytest.mark.parametrize("user", ["0", "1000"])
+def test_an_image_with_musl(docker: World, canary: Path, tmp_path: Path, user: str) -> None:
+    """As Alpine's: its programs run as without us, and one that looks for the driver is told that it is not musl's."""
+    musl = debs.unpack("bookworm", "musl", "musl-dev")
+    lib, libc = musl / "usr/lib/x86_64-linux-musl", musl / "lib/x86_64-linux-musl"
+    programs = {name: linked(f"tests/engines/{name}.c", tmp_path / name, "/lib/ld-musl-x86_64.so.1",
+                             [musl / "usr/include/x86_64-linux-musl"],
+                             [lib / "crt1.o", lib / "crti.o", "SOURCE", f"-L{libc}", "-lc", lib / "crtn.o"])
+                for name in ("still", "probe")}  # fmt: skip
+    files = {"lib/ld-musl-x86_64.so.1": libc / "libc.so", **{f"bin/{name}": path for name, path in programs.items()}}
+    image = image_of(docker, tmp_path, "musl", files, ("usr", "usr/lib", "etc", "tmp"))
+    plain = docker.docker("run", "--rm", "--network", "none", "-u", user, image, "still", "/bin", "/lib")
+    short = docker.run(*SIX, "-u", user, image=image, command=("still",))
+    assert docker.listed() == [short]
+    done = docker.docker("exec", short, "still", "/bin", "/lib")
+    assert (done.stdout, done.stderr) == (plain.stdout, "")
+    found = docker.docker("exec", short, "probe", "libcuda.so.1", "/usr/lib/libcuda.so.1")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert [line.startswith("Error ") for line in found.stdout.splitlines()] == [True, True], found.stdout
+
+
+def test_an_image_with_an_old_glibc(docker: World, canary: Path, tmp_path: Path) -> None:
+    """Debian 11's, 2.31, where libdl and libpthread still are libraries of their own."""
+    old = debs.unpack("bullseye", "libc6", "libc6-dev", "linux-libc-dev", "dash")
+    crt, lib = old / "usr/lib/x86_64-linux-gnu", old / "lib/x86_64-linux-gnu"
+    needed = ("libc.so.6", "libdl.so.2", "libpthread.so.0", "libm.so.6", "librt.so.1")
+    sources = {"nvidia-smi": "tests/engines/smi.c", "alloc": "tests/e2e/alloc.c"}
+    programs = {name: linked(source, tmp_path / name, "/lib64/ld-linux-x86-64.so.2",
+                             [old / "usr/include", old / "usr/include/x86_64-linux-gnu"],
+                             [crt / "crt1.o", crt / "crti.o", "SOURCE", *(lib / one for one in needed[:3]),
+                              crt / "libc_nonshared.a", crt / "crtn.o"])
+                for name, source in sources.items()}  # fmt: skip
+    files = {"lib64/ld-linux-x86-64.so.2": lib / "ld-linux-x86-64.so.2", "bin/sh": old / "bin/dash",
+             **{f"lib/x86_64-linux-gnu/{name}": lib / name for name in needed},
+             **{f"bin/{name}": path for name, path in programs.items()}}
+    image = image_of(docker, tmp_path, "old", files, ("usr", "usr/lib", MULTIARCH, "etc", "tmp"))
+    short = docker.run(*SIX, "-t", image=image, command=("sh",))
+    smi = docker.docker("exec", short, "nvidia-smi")
+    assert (gpus_of(smi.stdout), smi.stderr) == (["6043"], "")
+    tried = "; ".join(f"alloc {size << 20} </dev/null" for size in (6044, 6042))
+    for env in ("NONE=1", f"LD_PRELOAD=/usr/local/cgpu/lib/{preload.LIBRARY}"):
+        done = docker.docker("exec", "-e", env, short, "sh", "-c", tried)
+        assert (done.stdout.split(), done.stderr) == ([OUT_OF_MEMORY, "0"], "")

@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,17 @@ def test_docker_twice_is_once_and_undone_is_as_before(text: str) -> None:
     assert twice.before == {}
     undone = docker.restore(once.text, BINARY, once.before)
     assert json.loads(undone.text or "{}") == json.loads(text or "{}")
+
+
+@pytest.mark.parametrize("text", DOCKER)
+def test_a_docker_that_runs_is_told_its_default_by_name(text: str) -> None:
+    once = docker.configure(text, BINARY)
+    assert docker.had_ours_as_default(once.text) and not docker.had_ours_as_default(text)
+    undone = docker.restore(once.text, BINARY, once.before)
+    named = docker.with_default(undone)
+    old = json.loads(text or "{}")
+    assert json.loads(named.text) == {"default-runtime": "runc", **old}
+    assert bool(named.notes) is ("default-runtime" not in old)
 
 
 def test_docker_keeps_what_was_changed_after_us() -> None:
@@ -86,31 +98,61 @@ version = 2
   address = ""
 """
 V3 = V2.replace("version = 2", "version = 3").replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+# As Debian 12 has it, and as containerd 2 prints its own defaults
+DEBIAN = """version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
+"""
+SECOND = """version = 3
+disabled_plugins = []
+[plugins]
+  [plugins.'io.containerd.cri.v1.runtime']
+    enable_cdi = true
+    [plugins.'io.containerd.cri.v1.runtime'.containerd]
+      default_runtime_name = 'runc'
+      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes]
+        [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+          runtime_type = 'io.containerd.runc.v2'
+          pod_annotations = ['io.katacontainers.*']
+          cni_max_conf_num = 0
+          sandboxer = 'podsandbox'
+          [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+            BinaryName = ''
+            SystemdCgroup = true
+"""
 NO_DEFAULT = V2.replace('      default_runtime_name = "runc"   # and this\n', "")
 BARE = "version = 2\n[debug]\n  level = \"info\""
-CONTAINERD = ["", BARE, V2, V3, NO_DEFAULT, "version = 2\nplugins.'io.containerd.grpc.v1.cri'.sandbox_image = 'x'\n"]
+CONTAINERD = ["", BARE, V2, V3, NO_DEFAULT, DEBIAN, SECOND,
+              "version = 2\nplugins.'io.containerd.grpc.v1.cri'.sandbox_image = 'x'\n"]
 
 
-def cri(text: str) -> dict[str, dict[str, object]]:
+def cri(text: str) -> dict[str, Any]:
     plugins = tomllib.loads(text)["plugins"]
-    found: dict[str, dict[str, object]] = next(iter(plugins.values()))["containerd"]
+    found: dict[str, Any] = next(one["containerd"] for one in plugins.values() if "containerd" in one)
     return found
 
 
 @pytest.mark.parametrize("default", [False, True])
-@pytest.mark.parametrize("text", CONTAINERD[:5])
+@pytest.mark.parametrize("text", CONTAINERD[:7])
 def test_containerd_gets_a_handler(text: str, default: bool) -> None:
     edit = containerd.configure(text, BINARY, default)
     new = cri(edit.text)
-    assert new["runtimes"]["cgpu"] == {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": BINARY}}
+    assert new["runtimes"]["cgpu"]["options"]["BinaryName"] == BINARY
+    assert new["runtimes"]["cgpu"]["runtime_type"] == "io.containerd.runc.v2"
     if default:
         assert new["default_runtime_name"] == "cgpu"
-    assert [line for line in text.splitlines() if line not in edit.text.splitlines()] == (
-        ['      default_runtime_name = "runc"   # and this'] if default and "runc\"   #" in text else [])
+    changed = [line for line in text.splitlines() if line not in edit.text.splitlines()]
+    assert changed == [line for line in text.splitlines() if default and "default_runtime_name" in line]
 
 
 @pytest.mark.parametrize("default", [False, True])
-@pytest.mark.parametrize("text", CONTAINERD[:5])
+@pytest.mark.parametrize("text", CONTAINERD[:7])
 def test_containerd_twice_is_once_and_undone_says_the_same(text: str, default: bool) -> None:
     once = containerd.configure(text, BINARY, default)
     twice = containerd.configure(once.text, BINARY, default)
@@ -119,6 +161,25 @@ def test_containerd_twice_is_once_and_undone_says_the_same(text: str, default: b
     undone = containerd.restore(once.text, BINARY, once.before).text
     assert tomllib.loads(undone) == (tomllib.loads(text) if text else {})
     assert containerd.restore(text, BINARY, {}).text == text
+
+
+def test_our_handler_takes_over_what_the_node_needs_of_runcs() -> None:
+    made = cri(containerd.configure(SECOND, BINARY).text)["runtimes"]
+    assert made["cgpu"] == {**made["runc"], "options": {"BinaryName": BINARY, "SystemdCgroup": True}}
+    assert made["cgpu"]["pod_annotations"] == ["io.katacontainers.*"]
+    nvidia = SECOND.replace("runtimes.runc", "runtimes.nvidia").replace("BinaryName = ''", "BinaryName = '/nvidia'")
+    assert cri(containerd.configure(nvidia, BINARY).text)["runtimes"]["cgpu"]["options"]["SystemdCgroup"] is True
+    other = SECOND.replace("io.containerd.runc.v2", "io.containerd.kata.v2")
+    assert cri(containerd.configure(other, BINARY).text)["runtimes"]["cgpu"] == {
+        "runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": BINARY}}
+
+
+@pytest.mark.parametrize("name", ["cri", "io.containerd.grpc.v1.cri"])
+def test_containerd_without_its_cri_plugin(name: str) -> None:
+    edit = containerd.configure(f'version = 2\ndisabled_plugins = ["{name}"]\n', BINARY)
+    assert edit.notes == [f"`disabled_plugins` names {name}: without it there are no handlers, and containers come to "
+                          f"us only by `ctr run --runc-binary {BINARY}`"]
+    assert containerd.configure("version = 2\ndisabled_plugins = []\n", BINARY).notes == []
 
 
 def test_containerd_where_the_tables_are_written_otherwise_is_left_to_the_administrator() -> None:

@@ -140,13 +140,14 @@ def test_a_container_that_asks_for_nothing_is_as_it_was(world: World) -> None:
 
 
 def test_the_hosts_tree_bound_by_hand_shows_the_own_directory(world: World) -> None:
-    other = world.start()
-    short = world.start("-v", f"{world.node.tree}:/host-cgpu")
-    listing = world.podman("exec", short, "ls", "/host-cgpu/0").stdout.split()
-    assert short in listing
-    assert other not in listing
-    written = world.podman("exec", short, "sh", "-c", "echo 2 >/host-cgpu/0/policy", check=False)
-    assert "Read-only file system" in written.stderr
+    other, tree = world.start(), world.node.tree
+    short = world.start("-v", f"{tree}:/x", "-v", f"{tree.parent}:/y")
+    for place in ("/x", f"/y/{tree.name}"):
+        listing = world.podman("exec", short, "ls", f"{place}/0").stdout.split()
+        assert short in listing
+        assert other not in listing
+        written = world.podman("exec", short, "sh", "-c", f"echo 2 >{place}/0/policy", check=False)
+        assert "Read-only file system" in written.stderr
 
 
 def test_without_a_daemon_it_does_not_start(world: World) -> None:

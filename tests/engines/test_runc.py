@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,44 @@ def test_a_runtime_that_is_killed_leaves_nothing(runc: Bundles, stage: str) -> N
             opened.write(b"go on\n")
     wait_until(lambda: instances(runc.node) == [], "it to be registered no more")
     assert marks(runc.node) == []
+
+
+@pytest.mark.parametrize("verb", ["create", "hook"])
+def test_a_runtime_that_is_killed_while_the_daemon_is_silent_leaves_nothing(runc: Bundles, verb: str) -> None:
+    """It has asked; the answer comes when nobody waits for it."""
+    ident, door = f"killed-{verb}", runc.base / "door"
+    os.mkfifo(door)
+    waits = {"path": "/bin/sh", "args": ["sh", "-c", f"read -r line <{door}"]}
+    bundle = runc.make(ident, *ASKS, hooks={"prestart": [waits]} if verb == "hook" else None)
+    if verb == "create":
+        runc.node.kill_daemon(signal.SIGSTOP)
+    process = runc.popen("create", "--bundle", bundle, ident, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        if verb == "hook":
+            wait_until(lambda: instances(runc.node) == [ident], "it to be registered")
+            runc.node.kill_daemon(signal.SIGSTOP)
+            with open(door, "w") as opened:
+                opened.write("go on\n")
+        wait_until(lambda: waits_for_the_daemon(process.pid), "a program of ours to ask")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        runc.node.kill_daemon(signal.SIGCONT)
+    runc("delete", "--force", ident, check=False)
+    wait_until(lambda: instances(runc.node) == [] == marks(runc.node), "it to be registered no more")
+
+
+def waits_for_the_daemon(pid: int) -> bool:
+    """Whether the process, or one of its children, is cgpu-runtime, and sleeps with a connection."""
+    try:
+        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "cgpu-runtime":
+            sleeps = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+            return sleeps and any("socket:" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+        children = [word for each in Path(f"/proc/{pid}/task").glob("*/children") for word in each.read_text().split()]
+        return any(waits_for_the_daemon(int(child)) for child in children)
+    except OSError:
+        return False
 
 
 def test_who_asks_wrongly_is_refused_in_the_log_too(runc: Bundles) -> None:

@@ -1,4 +1,5 @@
-"""A program on NVIDIA's cuda-bindings, the driver API from Python: a module from PTX, streams, events, copies, a graph.
+"""A program on NVIDIA's cuda-bindings, the driver API from Python: a module from PTX, streams, events, copies, a graph,
+a green context.
 
 The kernel's name tells the simulated driver how long it takes. Prints key=value lines that test_frameworks.py reads.
 """
@@ -54,6 +55,20 @@ def main() -> None:
     check(driver.cuEventRecord(end, stream))
     check(driver.cuEventSynchronize(end))
     print(f"graph_ms={check(driver.cuEventElapsedTime(start, end)):.3f}")
+
+    resource = check(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+    groups, _, _ = check(driver.cuDevSmResourceSplitByCount(2, resource, 0, 32))
+    parts = check(driver.cuDevResourceGenerateDesc(groups[:1], 1))
+    green = check(driver.cuGreenCtxCreate(parts, device, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM))
+    own = check(driver.cuGreenCtxStreamCreate(green, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0))
+    check(driver.cuEventRecord(start, own))
+    for _ in range(4):
+        check(driver.cuLaunchKernel(function, 4, 1, 1, 128, 1, 1, 0, own, 0, 0))
+    check(driver.cuEventRecord(end, own))
+    check(driver.cuEventSynchronize(end))
+    print(f"green_ms={check(driver.cuEventElapsedTime(start, end)):.3f}", f"green_sms={groups[0].sm.smCount}", sep="\n")
+    check(driver.cuStreamDestroy(own))
+    check(driver.cuGreenCtxDestroy(green))
 
     text = b"moved there and back"
     pointer = check(driver.cuMemAlloc(len(text)))

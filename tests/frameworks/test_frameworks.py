@@ -44,6 +44,7 @@ def test_cuda_bindings(tmp_path: Path) -> None:
     said = run("bindings_program.py", tmp_path)
     assert float(said["kernels_ms"]) == pytest.approx(10.0, abs=2.0)
     assert float(said["graph_ms"]) == pytest.approx(2.0, abs=0.5)
+    assert float(said["green_ms"]) == pytest.approx(2.0, abs=0.5) and said["green_sms"] == "32"
     assert said["copied"] == "True"
     assert said["free"] == said["total"] == str(GIB)
     assert said["oom"] == "CUDA_ERROR_OUT_OF_MEMORY"

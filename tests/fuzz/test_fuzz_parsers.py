@@ -18,16 +18,18 @@ import pytest
 from mutate import cases, corpus
 
 from cgpufs import parse
-from cgpusched import config
+from cgpusched import config, store
 from cgpusched.commands import Create, Destroy
 from cgpusched.containers import spec, variables, wire
 from cgpusched.containers.variables import Ask, Card
 from cgpusched.daemon.containers.book import _State
 from cgpusched.daemon.server import requests
 from cgpusched.daemon.server import wire as clients
+from cgpusched.daemon.tally import Tally
 from cgpusched.engines import containerd, docker
 from cgpusched.errors import UserError
 from cgpusched.fields import pairs
+from cgpusched.model import Gpu, GpuSettings
 from cgpusched.units import SIZE_MAX, check_id
 
 BINARY = "/var/lib/cgpud/bin/cgpu-runtime"
@@ -66,7 +68,8 @@ def fuzz(target: str, check: Callable[[bytes], object], ours: bool = False) -> N
 
 def test_the_corpus_is_there() -> None:
     assert {path.name for path in (Path(__file__).parent / "corpus").iterdir()} == {
-        "config", "containerd", "control", "docker", "hello", "inst_ctl", "oci", "question", "request", "state"}
+        "config", "containerd", "control", "counters", "docker", "hello", "inst_ctl", "limits", "oci", "question",
+        "request", "state", "stored"}
 
 
 # Control files
@@ -211,6 +214,39 @@ def test_the_configuration_of_docker() -> None:
 
 def test_the_configuration_of_containerd() -> None:
     fuzz("containerd", engine(containerd, tomllib.loads, {}), ours=True)  # it says what to put in by hand
+
+
+# What a predecessor left
+
+
+def test_the_state_that_a_daemon_left() -> None:
+    """What is taken can be gone on with, and written again."""
+    gpus = [Gpu(index, f"GPU-0000000{index}-1111-2222-3333-444444444444", "card", 24 * GIB) for index in range(2)]
+
+    def check(data: bytes) -> None:
+        stored = store.load(data)
+        state, lines = store.restore(stored, gpus, {gpu.index: GpuSettings() for gpu in gpus}, 0, False)
+        for gpu in state.gpus:
+            assert state.free_weight(gpu) >= 0 and state.free_memory(gpu) >= 0
+        assert store.load(store.dump(state, stored.boot, stored.anchors, stored.containers)).boot == stored.boot
+        assert all(line.isprintable() for line in lines)
+
+    fuzz("stored", check)
+
+
+def test_the_counters_that_a_daemon_left() -> None:
+    def check(data: bytes) -> None:
+        try:
+            tally = Tally.load(data, "boot-1")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"none: {type(error).__name__}") from None
+        tally.dump("boot-1")
+
+    fuzz("counters", check)
+
+
+def test_the_limits_that_a_daemon_left() -> None:
+    fuzz("limits", lambda data: store.limits(data.decode("ascii", "replace")))
 
 
 @pytest.mark.parametrize("target", ["config", "containerd", "docker", "oci"])

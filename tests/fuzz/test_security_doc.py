@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+from cgpufs import session
 from cgpusched.config import ControlConfig
+from cgpusched.daemon.containers import readers
 from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.server import clients, control, wire
 from cgpusched.gate import Tuning
@@ -34,5 +36,8 @@ def test_its_limits_are_the_codes() -> None:
     assert rows["connections to `control.sock`"] == (
         f"{control.CONNECTIONS_OF_A_USER} a user, {control.CONNECTIONS_OF_OTHERS} of all users but root")
     assert rows["a request"] == f"{control.LINE_LIMIT >> 10} KiB, {control.IDLE_SECONDS:.0f} s"
+    assert rows["requests of all views in a row"].startswith(f"{session.BATCH}, {session.BATCH_SECONDS * 1e3:g} ms;")
+    assert rows["threads that read containers' files"] == (
+        f"1 a container that hangs, {readers.READERS} of all; {readers.READ_SECONDS:.0f} s")
     for key in re.findall(r"`(?:\[control\] )?(max_\w+)`", rows["instances of a user"]):
         assert hasattr(ControlConfig(), key)

@@ -11,8 +11,9 @@ from cgpusched.gate import Gate, Region, agent_channel
 MS, S = 1_000_000, 1_000_000_000
 CTL = {"magic": (0, "I"), "version": (4, "I"), "generation": (8, "Q"), "gpu": (32, "I"), "grant": (64, "Q"),
        "deadline_ns": (72, "Q"), "flags": (80, "I"), "mem_limit": (128, "Q"), "mem_other": (136, "Q"),
-       "dead_seq": (144, "Q"), "mem_total": (152, "Q"), "span_ns": (192, "I"), "window": (196, "I"),
-       "overlap_ns": (200, "I"), "grace_ns": (204, "I"), "heartbeat_ns": (256, "Q"), "busy_ns": (264, "Q")}
+       "dead_seq": (144, "Q"), "mem_total": (152, "Q"), "mem_context": (160, "Q"), "contexts": (168, "Q"),
+       "span_ns": (192, "I"), "window": (196, "I"), "overlap_ns": (200, "I"), "grace_ns": (204, "I"),
+       "heartbeat_ns": (256, "Q"), "busy_ns": (264, "Q")}
 SLOT = {"gen": (0, "I"), "pid": (4, "I"), "opened": (64, "Q"), "acked": (72, "Q"), "drained": (80, "Q"),
         "idle": (88, "Q"), "demand": (96, "I"), "inflight_ns": (104, "Q"), "mem_used": (128, "Q"),
         "mem_peak": (136, "Q"), "mem_refused": (144, "Q"), "launches": (192, "Q"), "ungated": (200, "Q"),

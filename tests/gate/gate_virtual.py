@@ -18,7 +18,7 @@ US, MS, S = 1_000, 1_000_000, 1_000_000_000
 NEVER = 2**64 - 1
 SLICE, SPAN, GRACE, OVERLAP, WINDOW = 5 * MS, 625 * US, 150 * US, 200 * US, 2
 Habit = Iterator[tuple[Any, ...]]
-FIELDS = "epoch", "inflight_ns", "kernel_ns", "demand", "opened", "holds", "undrained", "idle", "stale"
+FIELDS = "epoch", "inflight_ns", "kernel_ns", "demand", "opened", "holds", "undrained", "idle", "stale", "away_ns"
 NOTHING = dict.fromkeys(FIELDS, 0)
 
 
@@ -108,6 +108,7 @@ class Client:
         self.pumping: int | None = None
         self.kernel = 0
         self.launched = self.at_open = 0
+        self.away = 0
         # the control page
         self.word = 0
         self.granted = False
@@ -120,7 +121,7 @@ class Client:
         return {"epoch": epoch, "inflight_ns": self.inflight, "kernel_ns": self.kernel, "demand": self.demand,
                 "opened": mine, "holds": holds, "undrained": mine and self.drained != epoch,
                 "idle": mine and not holds and self.idled == epoch,
-                "stale": mine and not holds and self.idled != epoch and self.demand}
+                "stale": mine and not holds and self.idled != epoch and self.demand, "away_ns": self.away}
 
     def at(self, when: int, what: Callable[[], None]) -> None:
         def run() -> None:

@@ -44,7 +44,10 @@ def test_page_says_what_the_client_needs(gate):
         assert client.slot_gen(client.slot) == client.gen != 0
         assert not client.granted and client.word != 0
         gate.set_memory(region, 2 * GIB, 5)
-        assert (client.ctl("mem_limit"), client.ctl("mem_other")) == (2 * GIB, 5)
+        assert client.ctl("contexts") == 0
+        gate.set_context(region, 7)
+        assert client.ctl("contexts") == 1
+        assert (client.ctl("mem_limit"), client.ctl("mem_other"), client.ctl("mem_context")) == (2 * GIB, 5, 7)
 
 
 def test_what_a_high_priority_instance_waits_for_is_kept_short(gate):

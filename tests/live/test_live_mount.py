@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node import BIN, wait_until
+from node import BIN, descriptors, wait_until
 
 GIB = 1 << 30
 
@@ -48,7 +48,7 @@ class Load:
         """Nothing failed, nothing was lost, and shares are as they should be."""
         try:
             wait_until(lambda: sum(len(one["processes"]) for one in self.gpu()["instances"]) >= 2, "both to be back")
-            shares = self.node.shares(3)
+            wait_until(self.is_shared, "shares of 1:2, once what was used meanwhile is paid back", 40)
         finally:
             self.ended.set()
             self.thread.join(30)
@@ -59,7 +59,10 @@ class Load:
         assert {result for size, result in self.results if size < GIB} == {"0\n"}
         assert {result for size, result in self.results if size > GIB} == {"2\n"}, "held to its memory all the time"
         assert all(program.poll() is None for program in self.node.programs)
-        assert 1.8 < shares["two"] / shares["one"] < 2.2, shares
+
+    def is_shared(self) -> bool:
+        shares = self.node.shares(2)
+        return 1.8 * shares["one"] < shares["two"] < 2.2 * shares["one"]
 
     def gpu(self) -> dict[str, Any]:
         return self.node.status()["gpus"][0]  # type: ignore[no-any-return]
@@ -127,13 +130,10 @@ def test_an_upgrade_leaves_nothing_behind(node: Any) -> None:
     """Descriptors are as many after the fifth as after the first; only the kept ones are handed on."""
     node.upgrade()
 
-    def descriptors() -> list[str]:
-        return sorted(os.readlink(path).split(":")[0] for path in Path(f"/proc/{node.daemon.pid}/fd").iterdir())
-
-    first = descriptors()
+    first = descriptors(node.daemon.pid)
     for _ in range(4):
         node.upgrade()
-    assert descriptors() == first
+    wait_until(lambda: not descriptors(node.daemon.pid) - first, "no more than at first")
     children = Path(f"/proc/{node.daemon.pid}/task/{node.daemon.pid}/children").read_text()
     assert children == "", "not even the keeper is its child"
 
@@ -182,7 +182,7 @@ def test_the_keeper_and_the_daemon_killed(node: Any, keepers: Callable[[Path], l
     wait_until(lambda: not keepers(node.runtime), "its end")
     with pytest.raises(OSError) as error:
         node.read("version")
-    assert error.value.errno == errno.ENOTCONN
+    assert error.value.errno in (errno.ENOTCONN, errno.ECONNABORTED), "the latter: asked before the end was through"
     node.start()
     assert node.read("inst_ctl").startswith("bare ")
 

@@ -60,6 +60,7 @@ int stub_offer(int gpu, const char *ctl, const char *report, int slot)
     gate->report = map_file(report, sizeof *gate->report, PROT_READ | PROT_WRITE);
     gate->slot = slot < 0 || !gate->report ? NULL : &gate->report->slot[slot];
     gate->index = gpu;
+    gate->told = CGPU_GPU_PIDS;
     return gate->ctl && gate->report ? 0 : -1;
 }
 
@@ -119,6 +120,13 @@ int gate_rejoin(void)
 
 void stub_rejoin(void) { gate_rejoin(); }
 
+bool gate_note(const struct gate *g, uint64_t patience_ns)
+{
+    (void)g;
+    (void)patience_ns;
+    return false;
+}
+
 /* streams.h */
 static int capture, forgotten;
 void stub_capturing(int on) { capture = on; }
@@ -134,6 +142,14 @@ void capture_restore(int mode) { (void)mode; }
 static int stalls;
 void stub_stalls(int on) { stalls = on; }
 bool stall_is_possible(void) { return stalls != 0; }
+
+bool hook_covered(const char *name, char *path, size_t room)
+{
+    (void)name;
+    (void)path;
+    (void)room;
+    return false;
+}
 
 void hook_log(const char *level, const char *format, ...)
 {

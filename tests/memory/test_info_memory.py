@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import pytest
-from node import needs_host_pids
 
 MIB, GIB = 1 << 20, 1 << 30
 U32 = 0xFFFFFFFF
@@ -151,7 +150,6 @@ def test_without_an_instance(hook: Any) -> None:
 
 def crowd(hook: Any) -> None:
     """On the card run this process, one in slot 3, one that died in slot 4, and 191 of other tenants."""
-    needs_host_pids()
     hook.start([GIB])
     for slot, pid, owner in ((3, 4000001, 1), (4, 4000002, 0)):
         hook.pages[0].map[4096 + 256 * slot:4096 + 256 * slot + 8] = (1 | pid << 32).to_bytes(8, "little")

@@ -5,7 +5,8 @@
  *   churn   each thread allocates and frees at random up to BYTES a block, watching the total
  *   torn    charges BYTES once, then dies with the mutex held, its slot raised by BYTES and the total not yet
  *   fork    threads churn while the main one forks children that allocate in the slot after ours
- * All but fork go on, or hold, until standard input ends; then they give everything back and print "total N". A total past the
+ *   move    threads charge and refund BYTES while the main one joins again and again, in our slot and the one after it in turn
+ * All but fork and move go on, or hold, until standard input ends; then they give everything back and print "total N". A total past the
  * limit prints "OVER" and exits 3. */
 #include <pthread.h>
 #include <signal.h>
@@ -19,6 +20,7 @@
 
 #define BLOCKS 64
 #define FORKS 40
+#define MOVES 3000
 
 typedef CUresult (*alloc_fn)(CUdeviceptr *, size_t);
 typedef CUresult (*free_fn)(CUdeviceptr);
@@ -145,6 +147,27 @@ static int fork_many(const char *ctl, const char *report, int slot)
     return 0;
 }
 
+static void *churn_account(void *arg)
+{
+    while (!load_relaxed(&stop))
+        if (ledger_charge(0, bytes))
+            ledger_refund(0, bytes);
+    return arg;
+}
+
+static int move_many(const char *ctl, const char *report, int slot)
+{
+    struct cgpu_ctl *daemon = stub_ctl(ctl);
+    for (int i = 0; i < MOVES; i++) {
+        int next = slot + (i & 1 ? 0 : 1);
+        daemon->slot_gen[next]++;
+        if (stub_offer(0, ctl, report, next))
+            return 30;
+        stub_rejoin();
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     static const uint8_t uuids[1][16] = {{0xA0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
@@ -161,7 +184,8 @@ int main(int argc, char **argv)
         return 2;
     alloc = (alloc_fn)stub_wrapper("cuMemAlloc_v2");
     release = (free_fn)stub_wrapper("cuMemFree_v2");
-    void *(*body)(void *) = !strcmp(mode, "fill") ? fill : !strcmp(mode, "quiet") ? quiet : churn;
+    void *(*body)(void *) = !strcmp(mode, "fill") ? fill : !strcmp(mode, "quiet") ? quiet :
+                            !strcmp(mode, "move") ? churn_account : churn;
     if (!strcmp(mode, "torn"))
         torn();
     for (long i = 0; i < count; i++)
@@ -176,6 +200,8 @@ int main(int argc, char **argv)
     }
     if (!strcmp(mode, "fork"))
         result = fork_many(argv[2], argv[3], slot);
+    else if (!strcmp(mode, "move"))
+        result = move_many(argv[2], argv[3], slot);
     else
         while (getchar() != EOF)
             ;

@@ -64,5 +64,12 @@ def test_a_hosts_pid_is_not_taken_for_a_containers(node: Node, odd: Path, progra
         one.ask("cuda")
         one.ask("alloc", size * MIB)
         assert one.pid == 1 and one.ask("list", "nvmlDeviceGetComputeRunningProcesses_v3") == {"1": size * MIB}
+    with_context = program("inside-as-well", *options,
+                           within=("env", f"CGPU_SIM_CONTEXT_BYTES={100 * MIB}", *driver, f"ODD_PIDS=42:{MIB}",
+                                   *unshare))
+    with_context.ask("cuda")
+    with_context.ask("alloc", 200 * MIB)
+    told = with_context.ask("list", "nvmlDeviceGetComputeRunningProcesses_v3")
+    assert told == {"1": 300 * MIB}, "what the audit found is the only process's"
     outside = program("outside", *options, within=(*driver, f"ODD_PIDS=1:{999 * MIB}"))
     assert outside.ask("list", "nvmlDeviceGetComputeRunningProcesses_v3") == {}

@@ -11,6 +11,7 @@ from node import ROOT
 LIBRARIES = {
     "cgpusched/_gate.abi3.so", "cgpusched/lib/hook/libcgpu-hook.so.1", "cgpusched/lib/sim/libcuda.so.1",
     "cgpusched/lib/sim/libnvidia-ml.so.1", "cgpusched/lib/bin/cgpu-runtime",
+    "cgpusched/lib/hook/libcgpu-preload.so.1", "cgpusched/lib/systemd/cgpud.service",
 }
 COMMANDS = {"cgpud", "cgpuctl", "cgpu-smi"}
 

@@ -62,7 +62,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Sanitized:
     made = Sanitized(folder, flags, {})
     # build_ffi.py writes beside itself: a copy of it keeps what is generated for others out of this, and the reverse
     shutil.copy(ROOT / "build_ffi.py", folder)
-    (folder / "csrc").symlink_to(ROOT / "csrc")
+    for part in ("csrc", "systemd"):
+        (folder / part).symlink_to(ROOT / part)
     build = "import build_ffi, pathlib; build_ffi.build(pathlib.Path('out').resolve())"
     subprocess.run([sys.executable, "-c", build], cwd=folder, check=True,
                    env=os.environ | {"CFLAGS": shlex.join(["-O1", *flags]), "PYTHONPATH": str(folder)})

@@ -106,3 +106,16 @@ cu.cuGetErrorName(2, byref(name)); assert name.value == b"CUDA_ERROR_OUT_OF_MEMO
 cu.cuGetErrorString(2, byref(name)); assert name.value == b"out of memory"
 assert result(cu.cuGetErrorName, 12345, byref(name)) == 1 and name.value is None
 """)
+
+
+def test_what_is_not_simulated_is_said_to_be_missing(machine: Any) -> None:
+    """A program that asks first never meets the refusal: sparse arrays, timeline semaphores, dma-buf."""
+    machine.run("""
+context()
+for attribute in (112, 114, 124):
+    value = c_int(7)
+    cu.cuDeviceGetAttribute(byref(value), attribute, 0)
+    assert value.value == 0, attribute
+for name in ("cuMemMapArrayAsync", "cuImportExternalSemaphore", "cuMemGetHandleForAddressRange"):
+    assert cu.lib[name]() == 801, name
+""")

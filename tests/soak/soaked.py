@@ -84,8 +84,15 @@ class Pages:
 
     @property
     def total(self) -> int:
-        """The sum as processes keep it; what the dead held is in it until the next operation of a living one."""
+        """The sum as processes keep it. What was given back since it was last added up is still in it, and what
+        the dead held is until the next operation of a living one."""
         return self._report(REPORT_TOTAL)
+
+    @property
+    def held(self) -> int:
+        """The sum of the slots, which is what counts."""
+        bases = [REPORT_SLOTS + SLOT_BYTES * slot for slot in range(SLOTS)]
+        return sum(self._report(base + SLOT_USED) for base in bases if self._report(base + SLOT_GEN, "I"))
 
     def live(self) -> dict[int, int]:
         """Bytes that each live process holds, by pid."""

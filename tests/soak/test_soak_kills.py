@@ -43,20 +43,21 @@ def test_killed_at_any_instruction(node: Node, soak: Path, every: int, held: lis
                         end, _ = victim.communicate("go\n", timeout=60)
                         torn += pages.mutex != 0
                         assert end in ("killed\n", "through\n"), (instructions, end)
-                        # nobody has told the living yet: the total is the sum all the same, the dead one's part in it
+                        # nobody has told the living yet: it counts all the same, the dead one's part in it
                         assert survivor.alloc(MIB) == 0 and survivor.free(1) == 0
-                        assert pages.mutex == 0 and pages.total == sum(pages.live().values()), instructions
+                        assert pages.mutex == 0 and pages.total >= pages.held, instructions
+                        assert pages.held == sum(pages.live().values()), instructions
                     finally:
                         node.kill_daemon(signal.SIGCONT)
                 wait_until(lambda: pages.owned() == 1, "the dead one's slot to be given back", every=0.0005)
                 # the next operation of a living one finds the mutex and the total as if nothing had happened
                 assert survivor.alloc(GIB - HELD) == 0, instructions
-                assert pages.total == GIB and pages.mutex == 0 and pages.kept() == 1, instructions
-                assert survivor.free(1) == 0 and pages.total == survivor.used, instructions
+                assert pages.total == pages.held == GIB and pages.mutex == 0 and pages.kept() == 1, instructions
+                assert survivor.free(1) == 0 and pages.held == survivor.used, instructions
                 if end == "through\n":
                     break
             assert instructions > 100 and torn > 0, "some of the deaths were inside the ledger"
-            wait_until(lambda: descriptors(node.daemon.pid) == before, "the descriptors to be as before")
+            wait_until(lambda: not descriptors(node.daemon.pid) - before, "the descriptors to be as before")
         finally:
             survivor.kill()
     print(f"{instructions} instructions, {torn} deaths with the ledger's mutex held")

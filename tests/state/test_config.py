@@ -93,6 +93,12 @@ def test_runtime_for_engines(tmp_path: Path) -> None:
     assert load(tmp_path, "bin_dir = '/b'", "--bin-dir", "/c").binary == Path("/c/cgpu-runtime")
 
 
+def test_whether_containers_may_disable_it(tmp_path: Path) -> None:
+    assert not load(tmp_path, "").ignore_disable and load(tmp_path, "ignore_disable = true").ignore_disable
+    with pytest.raises(config.ConfigError, match="ignore_disable = 1: true or false"):
+        load(tmp_path, "ignore_disable = 1")
+
+
 def test_flags_of_others_are_left_alone(tmp_path: Path) -> None:
     namespace = flags("--policy", "2")
     namespace.verbose = True

@@ -39,6 +39,7 @@ class FakeRegion:
     id: str
     limit: int
     other: int = 0
+    context: int | None = None
     ctl_fd: int = -1
     report_fd: int = -1
     bell_fd: int = -1
@@ -118,6 +119,10 @@ class FakeGate:
     def set_memory(self, region: FakeRegion, limit: int, other: int) -> None:
         self._call("set_memory", region.gpu)
         region.limit, region.other = limit, other
+
+    def set_context(self, region: FakeRegion, size: int) -> None:
+        self._call("set_context", region.gpu)
+        region.context = size
 
     def attach(self, region: FakeRegion, agent_fd: int) -> tuple[int, int]:
         self._call("attach", region.gpu)
@@ -509,6 +514,65 @@ def test_hidden_memory_counts_once_it_was_seen_twice(node: Node) -> None:
     assert (region.limit, region.other) == (2 * GIB, 240)
     node.system.detach_process(attachment)
     assert region.other == 0
+
+
+def count(node: Node, used: dict[int, int], *pids: int) -> None:
+    """These processes say that they have made a context."""
+    ledger = node.system.ledger(0)
+    node.system.count(0, [Sample(ledger, used, ledger)], pids)
+
+
+def test_a_context_that_its_process_tells_of_counts_at_once_and_nobody_elses(node: Node) -> None:
+    node.create("a")
+    for pid in (70, 71):
+        node.system.attach_process("a", pid, 7)
+    region = node.region("a")
+    region.slots[0].mem_used = 100
+    count(node, {70: 400, 71: 50}, 70)
+    assert (region.other, node.system.memory("a", 0)) == (300, [(70, 400)])
+    look(node, {70: 400, 71: 50})
+    assert region.other == 300, "the other one's is seen for the first time"
+    count(node, {70: 390}, 70)
+    assert region.other == 290, "what falls falls"
+    count(node, {99: 5}, 99)
+    assert region.other == 290, "who is not connected has nothing to tell"
+
+
+def test_a_look_that_began_before_does_not_take_it_back(node: Node) -> None:
+    node.create("a")
+    node.system.attach_process("a", 70, 7)
+    before = Sample({}, {}, {})
+    count(node, {70: 300}, 70)
+    node.system.observe(0, [before], {}, counted={70})
+    assert node.region("a").other == 300
+    node.system.observe(0, [before], {})
+    assert node.region("a").other == 0
+
+
+def test_the_least_first_context_is_what_the_others_are_charged(node: Node) -> None:
+    node.create("a")
+    node.create("b")
+    for pid in (70, 71, 72):
+        node.system.attach_process("a", pid, 7)
+    region = node.region("a")
+    count(node, {}, 70)
+    assert region.context is None, "NVML does not list it yet"
+    count(node, {70: 500}, 70)
+    assert region.context == 500
+    count(node, {70: 500, 71: 300, 72: 400}, 71, 72)
+    assert region.context == 300
+    assert node.region("b").context is None, "an instance is believed about itself alone"
+
+
+def test_what_a_process_had_before_is_no_part_of_its_context(node: Node) -> None:
+    node.create("a")
+    node.system.attach_process("a", 70, 7)
+    for _ in range(2):
+        look(node, {70: 800})
+    count(node, {70: 800}, 70)
+    assert node.region("a").context is None, "a regular look was faster"
+    count(node, {70: 1100}, 70)
+    assert (node.region("a").context, node.region("a").other) == (300, 1100)
 
 
 def test_an_allocation_between_the_readings_is_not_hidden_memory(node: Node) -> None:

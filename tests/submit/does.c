@@ -53,6 +53,12 @@ CUresult cuMemcpyDtoH_v2(void *, CUdeviceptr, size_t);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuMemcpyDtoHAsync_v2(void *, CUdeviceptr, size_t, CUstream);
 CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream);
+CUresult cuDeviceGetDevResource(CUdevice, void *, int);
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *, void *, unsigned);
+CUresult cuGreenCtxCreate(CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned);
+CUresult cuGreenCtxDestroy(CUgreenCtx);
+CUresult cuGreenCtxStreamCreate(CUstream *, CUgreenCtx, unsigned, int);
+CUresult cuCtxFromGreenCtx(CUcontext *, CUgreenCtx);
 CUresult cuLaunchGrid(CUfunction, int, int);
 CUresult cuLaunch(CUfunction);
 CUresult cuLaunchKernelEx(const CUlaunchConfig *, CUfunction, void **, void **);
@@ -69,6 +75,7 @@ static CUcontext contexts[2];
 static CUmodule modules[2];
 static CUstream streams[STREAMS];
 static CUevent events[8];
+static CUgreenCtx greens[2];
 static CUgraph graph;
 static CUgraphExec execs[8];
 static CUdeviceptr memory;
@@ -232,6 +239,24 @@ static CUresult captures(long mode, long n)
     return result;
 }
 
+/* A green context with all that the device has; stream `s` is one of its own from now on. */
+static CUresult green(long g, long s)
+{
+    char resource[144];
+    CUdevResourceDesc desc;
+    CUresult result = cuDeviceGetDevResource(0, resource, 1);
+    result = result ? result : cuDevResourceGenerateDesc(&desc, resource, 1);
+    result = result ? result : cuGreenCtxCreate(&greens[g], desc, 0, 1);
+    return result ? result : cuGreenCtxStreamCreate(&streams[s], greens[g], CU_STREAM_NON_BLOCKING, 0);
+}
+
+static CUresult green_current(long g)
+{
+    CUcontext context;
+    CUresult result = cuCtxFromGreenCtx(&context, greens[g]);
+    return result ? result : cuCtxSetCurrent(context);
+}
+
 static CUresult copies(long n, long bytes)
 {
     CUresult result = CUDA_SUCCESS;
@@ -280,6 +305,9 @@ static CUresult run(const char *what, long a, long b, long c)
     if (IS("dtoh")) return cuMemcpyDtoH_v2(pinned, memory, (size_t)a);
     if (IS("memset")) return cuMemsetD8Async(memory, 1, (size_t)b, streams[a]);
     if (IS("context")) return cuCtxSetCurrent(a < 0 ? NULL : contexts[a]);
+    if (IS("green")) return green(a, b);
+    if (IS("greencurrent")) return green_current(a);
+    if (IS("greenend")) return cuGreenCtxDestroy(greens[a]);
     if (IS("another")) { CUcontext one; return cuCtxCreate_v2(&one, 0, (CUdevice)a); }
     if (IS("fills")) {
         uint64_t end = now_ns() + (uint64_t)b * 1000000u;

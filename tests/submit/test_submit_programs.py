@@ -99,6 +99,33 @@ def test_other_launches_wait_too(daemon: Any, program: Callable[..., Any], how: 
     daemon.until(lambda: daemon.page.slot(0, "drained") == word)
 
 
+def test_green_contexts_wait_like_any(daemon: Any, program: Callable[..., Any]) -> None:
+    """A stream of one, and with one current its default streams; one may end with work of its streams behind it."""
+    one = program()
+    one.do("0 green 0 2")
+    one.do("1 green 1 3")
+    one.do("2 greencurrent 0")
+    for line in ("0 launch 2 100", "1 launch 3 100", "2 launch 0 100"):
+        one.blocked(line)
+    word = daemon.grant()
+    for line in ("0 launch 0", "1 launch 0", "2 launch 0"):
+        one.wait(line)
+    daemon.revoke()
+    daemon.until(lambda: daemon.page.slot(0, "drained") == word)
+    assert daemon.page.slot(0, "launches") == 3
+    with turns(daemon):
+        for thread, stream in ((0, 2), (1, 3), (2, 0)):
+            one.tell(f"{thread} synchronising {stream} 100 300")
+        for thread in (0, 1, 2):
+            one.wait(f"{thread} synchronising 0")
+        one.do("1 greenend 1")
+        one.do("1 busy 4 100 200")
+        one.do("2 busy 0 100 200")
+    daemon.revoke()
+    daemon.until(lambda: settled(daemon))
+    assert daemon.page.slot(0, "dirty") == 0
+
+
 def test_a_stream_of_another_device_waits_for_that_devices_gate(daemon2: Any, program: Callable[..., Any]) -> None:
     """The current context is device 0's all the while."""
     one = program()

@@ -24,41 +24,44 @@ from typing import Any
 import pytest
 from node import ROOT, wait_until
 
-PACKAGES = ("docker.io", "containerd", "runc", "crun", "podman")
+PACKAGES = ("docker.io", "docker-cli?", "containerd", "runc", "crun", "podman")
+"""With a question mark, if the release has one of that name: Debian 13 has Docker's client in a package of its own."""
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 
 
-def fetch() -> Path:
-    """The folder in which the engines are unpacked. Skips the test where they cannot be had, and says why."""
+def fetch(name: str = "engines", packages: Sequence[str] = PACKAGES) -> Path:
+    """The folder in which they are unpacked. Skips the test where they cannot be had, and says why."""
     if os.geteuid():
-        pytest.skip("container engines need root")
+        pytest.skip(f"{name}: root is needed")
     if not shutil.which("apt-get"):
-        pytest.skip("the engines come as Debian packages, and there is no apt-get")
+        pytest.skip(f"{name}: these are Debian packages, and there is no apt-get")
     release = Path("/etc/debian_version").read_text().strip().replace("/", "-")
-    folder = ROOT / "build/engines" / release
+    folder = ROOT / "build" / name / release
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
             try:
-                _download(folder)
+                _download(folder, packages)
             except subprocess.SubprocessError as error:
                 said = getattr(error, "stderr", None) or b""
-                pytest.skip(f"no container engines: {error}: {said.decode(errors='replace').strip()[-300:]}")
+                pytest.skip(f"no {name}: {error}: {said.decode(errors='replace').strip()[-300:]}")
             (folder / "ready").touch()
     return folder / "root"
 
 
-def _download(folder: Path) -> None:
+def _download(folder: Path, packages: Sequence[str]) -> None:
     for part in ("lists/partial", "deb/partial", "root"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     options = [f"Dir::State::lists={folder}/lists", f"Dir::Cache::archives={folder}/deb", "APT::Sandbox::User=root",
                f"Dir::Cache::pkgcache={folder}/pkgcache.bin", f"Dir::Cache::srcpkgcache={folder}/srcpkgcache.bin"]
     apt = ["apt-get", "--quiet", "--yes", *(word for option in options for word in ("-o", option))]
     subprocess.run([*apt, "update"], check=True, capture_output=True, timeout=120)
-    wanted = ["--reinstall", "--download-only", "--no-install-recommends", *PACKAGES]
-    subprocess.run([*apt, "install", *wanted], check=True,
-                   capture_output=True, timeout=400)
+    names = subprocess.run(["apt-cache", *apt[3:], "pkgnames"], check=True, capture_output=True, text=True, timeout=60)
+    known = names.stdout.splitlines()
+    wanted = [one.rstrip("?") for one in packages if not one.endswith("?") or one[:-1] in known]
+    command = [*apt, "install", "--reinstall", "--download-only", "--no-install-recommends", *wanted]
+    subprocess.run(command, check=True, capture_output=True, timeout=400)
     for package in (folder / "deb").glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True, capture_output=True, timeout=120)
 

@@ -36,7 +36,7 @@ static bool valid(const struct CUctx_st *ctx)
 static CUresult activate(struct CUctx_st *ctx)
 {
     TRY(gpu_join(ctx->gpu));
-    uint64_t overhead = sim_env_u64("CGPU_SIM_CONTEXT_BYTES", ctx->gpu->conf.context_bytes);
+    uint64_t overhead = ctx->green ? 0 : sim_env_u64("CGPU_SIM_CONTEXT_BYTES", ctx->gpu->conf.context_bytes);
     struct block *block;
     if (overhead)
         TRY(block_alloc(ctx, ctx->gpu, overhead, BLOCK_GLOBAL, false, &block));
@@ -58,7 +58,8 @@ static CUresult activate(struct CUctx_st *ctx)
     return CUDA_SUCCESS;
 }
 
-static CUresult context_new(struct gpu *gpu, unsigned flags, unsigned version, struct CUctx_st **out)
+static CUresult context_new(struct gpu *gpu, unsigned flags, unsigned version, struct CUgreenCtx_st *green,
+                            struct CUctx_st **out)
 {
     struct CUctx_st *ctx = object_new(OBJ_CONTEXT, sizeof *ctx, NULL);
     if (!ctx)
@@ -66,6 +67,7 @@ static CUresult context_new(struct gpu *gpu, unsigned flags, unsigned version, s
     ctx->gpu = gpu;
     ctx->flags = flags;
     ctx->version = version;
+    ctx->green = green;
     CUresult result = activate(ctx);
     if (result != CUDA_SUCCESS) {
         object_free(ctx);
@@ -79,6 +81,8 @@ static CUresult context_new(struct gpu *gpu, unsigned flags, unsigned version, s
 static void deactivate(struct CUctx_st *ctx)
 {
     queue_wait_all(&ctx->gpu->queue);
+    if (ctx->primary)
+        greens_end(ctx->gpu);
     context_drop_objects(ctx);
     context_drop_memory(ctx);
     pool_trim_locked(ctx->gpu, true);
@@ -110,6 +114,38 @@ void context_drop_objects(struct CUctx_st *ctx)
     memset(ctx->legacy_saw, 0, sizeof ctx->legacy_saw);
 }
 
+/* ---- green ones: see green.c ---- */
+
+CUresult context_new_green(struct CUgreenCtx_st *green, struct gpu *gpu, struct CUctx_st **out)
+{
+    return context_new(gpu, gpu->primary_flags, 3020, green, out);
+}
+
+void context_drop_green(struct CUctx_st *ctx)
+{
+    for (struct object *object = ctx->children, *next; object; object = next) {
+        struct CUstream_st *stream = (struct CUstream_st *)object;
+        next = object->next;
+        if (stream->legacy || stream->per_thread || stream->hidden) {
+            stream_release(stream);
+            continue;
+        }
+        if (stream->capture)
+            capture_drop(stream);
+        stream->detached = true;
+        object_move(stream, ctx->gpu->primary);
+    }
+    ctx->legacy = NULL;
+    ctx->active = false;
+}
+
+void context_end_green(struct CUctx_st *ctx)
+{
+    if (ctx->active)
+        context_drop_green(ctx);
+    object_free(ctx);
+}
+
 /* ---- creation and destruction ---- */
 
 static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned version)
@@ -124,7 +160,7 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned
         return CUDA_ERROR_INVALID_VALUE;
     struct CUctx_st *ctx;
     pthread_mutex_lock(&api_lock);
-    CUresult result = context_new(gpu, flags, version, &ctx);
+    CUresult result = context_new(gpu, flags, version, NULL, &ctx);
     pthread_mutex_unlock(&api_lock);
     TRY(result);
     *out = ctx;
@@ -165,7 +201,7 @@ API cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned int flags
 API cuCtxDestroy_v2(CUcontext ctx)
 {
     CHECK_INIT();
-    if (!valid(ctx) || ctx->primary)
+    if (!valid(ctx) || ctx->primary || ctx->green)
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&api_lock);
     deactivate(ctx);
@@ -216,18 +252,11 @@ API cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned int flags);
 API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned int flags);
 API cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active);
 
-API cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+CUresult primary_retain(struct gpu *gpu, struct CUctx_st **out)
 {
-    CHECK_INIT();
-    struct gpu *gpu = gpu_of(device);
     CUresult result = CUDA_SUCCESS;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!gpu)
-        return CUDA_ERROR_INVALID_DEVICE;
-    pthread_mutex_lock(&api_lock);
     if (!gpu->primary) {
-        result = context_new(gpu, gpu->primary_flags, 3020, &gpu->primary);
+        result = context_new(gpu, gpu->primary_flags, 3020, NULL, &gpu->primary);
         if (result == CUDA_SUCCESS)
             gpu->primary->primary = true;
     } else if (!gpu->primary->active) { /* the same handle again */
@@ -238,6 +267,25 @@ API cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
         gpu->primary->retained++;
         *out = gpu->primary;
     }
+    return result;
+}
+
+void primary_release(struct gpu *gpu)
+{
+    if (--gpu->primary->retained == 0)
+        deactivate(gpu->primary);
+}
+
+API cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device)
+{
+    CHECK_INIT();
+    struct gpu *gpu = gpu_of(device);
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!gpu)
+        return CUDA_ERROR_INVALID_DEVICE;
+    pthread_mutex_lock(&api_lock);
+    CUresult result = primary_retain(gpu, out);
     pthread_mutex_unlock(&api_lock);
     return result;
 }
@@ -252,8 +300,8 @@ API cuDevicePrimaryCtxRelease_v2(CUdevice device)
     pthread_mutex_lock(&api_lock);
     if (!gpu->primary || !gpu->primary->active || !gpu->primary->retained)
         result = CUDA_ERROR_INVALID_CONTEXT;
-    else if (--gpu->primary->retained == 0)
-        deactivate(gpu->primary);
+    else
+        primary_release(gpu);
     pthread_mutex_unlock(&api_lock);
     return result;
 }

@@ -116,6 +116,8 @@ API cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
 API cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end);
 API cuCtxRecordEvent(CUcontext ctx, CUevent event);
 API cuCtxWaitEvent(CUcontext ctx, CUevent event);
+API cuGreenCtxRecordEvent(CUgreenCtx green, CUevent event);
+API cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event);
 
 API cuEventCreate(CUevent *out, unsigned int flags)
 {
@@ -237,6 +239,8 @@ API cuCtxRecordEvent(CUcontext ctx, CUevent event)
     CHECK_INIT();
     if (!object_is(ctx, OBJ_CONTEXT) || !ctx->active)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (ctx->green)
+        return cuGreenCtxRecordEvent(ctx->green, event);
     if (!object_is(event, OBJ_EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
     event->capture_id = 0;
@@ -248,5 +252,7 @@ API cuCtxWaitEvent(CUcontext ctx, CUevent event)
     CHECK_INIT();
     if (!object_is(ctx, OBJ_CONTEXT) || !ctx->active)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (ctx->green)
+        return cuGreenCtxWaitEvent(ctx->green, event);
     return object_is(event, OBJ_EVENT) ? event_wait(ctx->legacy, event) : CUDA_ERROR_INVALID_HANDLE;
 }

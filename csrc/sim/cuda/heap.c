@@ -282,7 +282,7 @@ struct block *block_insert(uint64_t base, uint64_t size, enum block_kind kind, s
     block->base = base;
     block->size = size;
     block->kind = kind;
-    block->ctx = ctx;
+    block->ctx = ctx && ctx->green ? ctx->gpu->primary : ctx;
     block->gpu = gpu;
     block->id = ++block_ids;
     block->rank = random32();

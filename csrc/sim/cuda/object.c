@@ -16,8 +16,30 @@ bool object_is(const void *pointer, enum object_type type)
         load_relaxed(&object->magic) == MAGIC(type);
 }
 
+static void link_child(struct object *object, struct CUctx_st *ctx)
+{
+    object->ctx = ctx;
+    object->prev = NULL;
+    object->next = ctx->children;
+    if (ctx->children)
+        ctx->children->prev = object;
+    ctx->children = object;
+}
+
+static void unlink_child(struct object *object)
+{
+    if (object->prev)
+        object->prev->next = object->next;
+    else
+        object->ctx->children = object->next;
+    if (object->next)
+        object->next->prev = object->prev;
+}
+
 void *object_new(enum object_type type, size_t size, struct CUctx_st *ctx)
 {
+    if (ctx && ctx->green && type != OBJ_STREAM)
+        ctx = ctx->gpu->primary;
     pthread_mutex_lock(&lists_lock);
     struct object *object = unused[type].first;
     if (object) {
@@ -31,13 +53,8 @@ void *object_new(enum object_type type, size_t size, struct CUctx_st *ctx)
     if (object) {
         object->magic = MAGIC(type);
         object->type = type;
-        object->ctx = ctx;
-        if (ctx) {
-            object->next = ctx->children;
-            if (ctx->children)
-                ctx->children->prev = object;
-            ctx->children = object;
-        }
+        if (ctx)
+            link_child(object, ctx);
     }
     pthread_mutex_unlock(&lists_lock);
     return object;
@@ -48,16 +65,18 @@ void object_hide(void *pointer)
     struct object *object = pointer;
     pthread_mutex_lock(&lists_lock);
     store_relaxed(&object->magic, 0);
-    if (object->ctx) {
-        if (object->prev)
-            object->prev->next = object->next;
-        else
-            object->ctx->children = object->next;
-        if (object->next)
-            object->next->prev = object->prev;
-    }
+    if (object->ctx)
+        unlink_child(object);
     object->ctx = NULL;
     object->next = object->prev = NULL;
+    pthread_mutex_unlock(&lists_lock);
+}
+
+void object_move(void *object, struct CUctx_st *ctx)
+{
+    pthread_mutex_lock(&lists_lock);
+    unlink_child(object);
+    link_child(object, ctx);
     pthread_mutex_unlock(&lists_lock);
 }
 

@@ -49,7 +49,7 @@
 /* ---- object.c: handles. Memory of a freed object stays readable, so a stale handle is told from a live one ---- */
 enum object_type { OBJ_CONTEXT = 1, OBJ_STREAM, OBJ_EVENT, OBJ_MODULE, OBJ_FUNCTION, OBJ_POOL, OBJ_ARRAY, OBJ_GRAPH,
                   OBJ_NODE,
-                   OBJ_EXEC, OBJ_LINK, OBJ_MIPMAP, OBJ_EXTERNAL, OBJ_TYPES };
+                   OBJ_EXEC, OBJ_LINK, OBJ_MIPMAP, OBJ_EXTERNAL, OBJ_GREEN, OBJ_RESOURCES, OBJ_TYPES };
 struct object {
     uint32_t magic;             /* of its type while it lives */
     uint32_t type;
@@ -57,6 +57,7 @@ struct object {
     struct object *next, *prev; /* among that context's */
 };
 void *object_new(enum object_type type, size_t size, struct CUctx_st *ctx); /* zeroed; NULL: no host memory */
+void object_move(void *object, struct CUctx_st *ctx); /* it is another context's child */
 void object_hide(void *object);    /* no handle any more, nor its context's child; object_recycle gives it back */
 void object_recycle(void *object);
 void object_free(void *object);    /* both */
@@ -167,9 +168,17 @@ struct CUctx_st {
     uint32_t blocking;               /* bit per channel with blocking streams of this context */
     uint64_t legacy_saw[SIM_CHANNELS];
     int captures;                    /* under way on its streams */
+    struct CUgreenCtx_st *green;     /* whose it is, or NULL. What is made in one is its primary context's, but for streams */
 };
 CUresult current_context(struct CUctx_st **ctx);
 void context_drop_objects(struct CUctx_st *ctx);
+/* Under api_lock. */
+CUresult primary_retain(struct gpu *gpu, struct CUctx_st **ctx);
+void primary_release(struct gpu *gpu); /* one that is retained */
+CUresult context_new_green(struct CUgreenCtx_st *green, struct gpu *gpu, struct CUctx_st **ctx);
+void context_drop_green(struct CUctx_st *ctx); /* its streams: the program's become detached */
+void context_end_green(struct CUctx_st *ctx);
+void greens_end(struct gpu *gpu);              /* green.c */
 
 /* ---- stream.c ---- */
 struct CUstream_st {
@@ -179,6 +188,8 @@ struct CUstream_st {
     unsigned flags;
     int priority;
     bool legacy, per_thread;
+    bool hidden;                     /* a green context's own */
+    bool detached;                   /* its green context is gone */
     uint64_t id;
     uint64_t saw_legacy;             /* operations of the legacy stream known to be waited for */
     struct capture *capture;

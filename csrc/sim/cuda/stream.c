@@ -97,6 +97,8 @@ CUresult stream_get(bool ptds, CUstream handle, struct CUstream_st **stream)
     if ((uintptr_t)handle > 2) {
         if (!object_is(handle, OBJ_STREAM))
             return CUDA_ERROR_INVALID_HANDLE;
+        if (handle->detached)
+            return CUDA_ERROR_CONTEXT_IS_DESTROYED;
         *stream = handle;
         return CUDA_SUCCESS;
     }
@@ -268,9 +270,12 @@ API_PAIR(cuStreamGetCtx, _ptsz, get_ctx, (CUstream stream, CUcontext *ctx), stre
 
 static CUresult get_ctx_v2(bool ptds, CUstream handle, CUcontext *ctx, CUgreenCtx *green)
 {
+    TRY(get_ctx(ptds, handle, ctx));
     if (green)
-        *green = NULL;
-    return get_ctx(ptds, handle, ctx);
+        *green = (*ctx)->green;
+    if ((*ctx)->green)
+        *ctx = (*ctx)->gpu->primary;
+    return CUDA_SUCCESS;
 }
 API_PAIR(cuStreamGetCtx_v2, _ptsz, get_ctx_v2, (CUstream stream, CUcontext *ctx, CUgreenCtx *green), stream, ctx, green)
 

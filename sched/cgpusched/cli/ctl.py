@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 import os
+import pwd
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -60,12 +61,21 @@ def _weight(text: str) -> int:
     return parse_integer(text, 0, MAX_INST_LIMIT)
 
 
+@_argument
+def _uid(text: str) -> int:
+    try:
+        return parse_integer(text, 0, (1 << 32) - 2) if text.isdigit() else pwd.getpwnam(text).pw_uid
+    except KeyError:
+        raise UserError(f"no such user: {text}") from None
+
+
 def _add_share(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", type=_gpus, metavar="N[,N]", help="the GPUs it sees, in that order (default: 0)")
     parser.add_argument("--mem", type=_sizes, metavar="SIZE[,SIZE]",
                         help="its memory on each GPU, like 3GiB; the last repeats (default: default_memsize)")
     parser.add_argument("--weight", type=_weight, metavar="W", help="its weight (default: 1, or 0 where none is free)")
     parser.add_argument("--highprio", action="store_true", help="high priority: preempts the others while it has work")
+    parser.add_argument("--user", type=_uid, metavar="USER", help="root only: the user whose programs may join it")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser(
         "run", help="run CMD in an instance of its own, or in the one --id names",
-        usage="cgpuctl run [--gpu N[,N]] [--mem SIZE[,SIZE]] [--weight W] [--highprio] [--id ID] "
+        usage="cgpuctl run [--gpu N[,N]] [--mem SIZE[,SIZE]] [--weight W] [--highprio] [--user USER] [--id ID] "
               "[--cover auto|always|never] [--] CMD [ARG ...]",
         description="Runs CMD in an instance that goes away with its last process. Exit status: CMD's own; 125 when "
                     "cgpuctl failed, 126 when CMD cannot be executed, 127 when it is not found.")
@@ -114,7 +124,7 @@ def environment(reply: dict[str, Any], old: dict[str, str]) -> dict[str, str]:
     return new
 
 
-def _cover(lib: Path, wish: str, library_path: str) -> None:
+def _cover(lib: Path, inst: Path, wish: str, library_path: str) -> None:
     """Mounts the proxies over the driver's own files, for this process. UserError: it must be, and cannot."""
     from cgpusched.driver import cover  # no other command needs it
 
@@ -122,7 +132,7 @@ def _cover(lib: Path, wish: str, library_path: str) -> None:
     try:
         driver = cover.installed(lib)
         if driver is not None:
-            cover.enter(cover.plan(lib, driver, more=folders), lib)
+            cover.enter(cover.plan(lib, driver, more=folders), lib, inst)
     except OSError as error:
         reason = f"run: the driver's own files stay uncovered: {error.filename}: {error.strerror}"
         if wish == "always":
@@ -137,13 +147,14 @@ def _run(args: argparse.Namespace) -> int:
     if not cmd:
         raise UserError("run: no CMD given (see cgpuctl run --help)")
     reply = link.ask(args.socket, "run", id=args.id, gpus=args.gpu, memsize=args.mem, weight=args.weight,
-                     highprio=args.highprio or None)
+                     highprio=args.highprio or None, user=args.user)
     library = os.path.join(reply["lib_dir"], "libcuda.so.1")
     if not os.access(library, os.R_OK):  # the loader would pass it over, and take the node's own
         raise UserError(f"run: {library} cannot be read: CMD would run without its limits")
     env = environment(reply, dict(os.environ))
     if args.cover != "never":
-        _cover(Path(reply["lib_dir"]), args.cover, os.environ.get("LD_LIBRARY_PATH", ""))
+        inst = Path(env["CGPU_SOCKET"]).parent
+        _cover(Path(reply["lib_dir"]), inst, args.cover, os.environ.get("LD_LIBRARY_PATH", ""))
     # From here on this process is CMD's: the kernel carries exit status and signals, and its end ends the instance.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec hands that on
         signal.signal(number, signal.SIG_DFL)
@@ -158,7 +169,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _create(args: argparse.Namespace) -> int:
     reply = link.ask(args.socket, "create", id=args.id, gpus=args.gpu, memsize=args.mem, weight=args.weight,
-                     highprio=args.highprio or None)
+                     highprio=args.highprio or None, user=args.user)
     print(reply["id"])
     return 0
 

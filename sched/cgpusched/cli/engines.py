@@ -1,4 +1,4 @@
-"""cgpuctl's commands for container engines: ``setup`` and ``cdi generate``."""
+"""cgpuctl's commands for container engines and systemd: ``setup`` and ``cdi generate``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from cgpusched.cli import link
 from cgpusched.errors import UserError
 
 ENGINES = ("docker", "containerd", "podman")
+SYSTEMD = "systemd"
 
 
 def add(commands: Any) -> None:
     """The commands, as subparsers of ``cgpuctl``'s own."""
     setup = commands.add_parser(
-        "setup", help="make a container engine run its containers through cgpu-runtime",
+        "setup", help="make a container engine run its containers through cgpu-runtime, or systemd run cgpud",
         description="Adds cgpu-runtime to the engine's configuration, keeps what else is there and a copy of what was "
-                    "there before, and tells the engine. Running containers go on. A second time changes nothing.")
-    setup.add_argument("engine", choices=ENGINES, metavar="docker|containerd|podman")
+                    "there before, and tells the engine. Running containers go on. A second time changes nothing. "
+                    "systemd: writes cgpud's unit, enables and starts it.")
+    setup.add_argument("engine", choices=(*ENGINES, SYSTEMD), metavar="docker|containerd|podman|systemd")
     setup.add_argument("--undo", action="store_true", help="take out what setup put in, and put back what was there")
     setup.add_argument("--dry-run", action="store_true", help="show the difference, and change nothing")
     setup.add_argument("--config", type=Path, metavar="FILE", help="the engine's configuration (default: where it is)")
@@ -50,14 +52,19 @@ def _add_runtime(command: argparse.ArgumentParser) -> None:
 
 
 def _setup(args: argparse.Namespace) -> int:
-    from cgpusched.engines import setup  # no other command needs it
+    from cgpusched.engines import setup, systemd  # no other command needs them
 
     if args.hook and args.engine != "podman":
         raise UserError(f"--hook is podman's: {args.engine} knows no such hooks")
-    wish = setup.Wish("podman-hook" if args.hook else args.engine, args.config, args.default,
-                      args.runtime or setup.BINARY, pid_file=args.pid_file, undo=args.undo, dry_run=args.dry_run,
-                      gpus_hook=args.gpus_hook)
-    for line in setup.run(wish):
+    if args.engine == SYSTEMD:
+        if args.config or args.default is not None or args.gpus_hook or args.runtime or args.pid_file:
+            raise UserError("systemd: only --undo and --dry-run; the other options are for engines")
+        lines = systemd.run(undo=args.undo, dry_run=args.dry_run)
+    else:
+        lines = setup.run(setup.Wish("podman-hook" if args.hook else args.engine, args.config, args.default,
+                                     args.runtime or setup.BINARY, pid_file=args.pid_file, undo=args.undo,
+                                     dry_run=args.dry_run, gpus_hook=args.gpus_hook))
+    for line in lines:
         print(line)
     return 0
 

@@ -137,13 +137,18 @@ def root(spec: Spec, bundle: str) -> str:
 
 def library_folders(spec: Spec) -> list[str]:
     """Further folders in which its programs look for libraries: absolute ones of LD_LIBRARY_PATH."""
+    return all_library_folders(spec)[:FOLDERS_MAX]
+
+
+def all_library_folders(spec: Spec) -> list[str]:
+    """The same, however many."""
     found: dict[str, None] = {}
     for entry in environment(spec):
         name, _, value = entry.partition("=")
         if name == _LIBRARY_PATH:
             folders = (folder for folder in value.split(":") if folder.startswith("/") and folder.isprintable())
             found = dict.fromkeys(map(_place, folders))
-    return list(found)[:FOLDERS_MAX]
+    return list(found)
 
 
 def missing(spec: Spec, mounts: Iterable[Mount]) -> list[Mount]:
@@ -156,10 +161,35 @@ def missing(spec: Spec, mounts: Iterable[Mount]) -> list[Mount]:
 
 
 def views_by_hand(spec: Spec, tree: str, view: str) -> list[Mount]:
-    """The own view for each bind of the node's tree that is left: to be mounted over it."""
+    """The own view for each bind of the node's tree, and of a folder above it, that is left: to be mounted over it."""
     change = Edit((), "", "", tree, view)
     changed = ((mount, _own_view(mount, change)) for mount in _mounts(spec))
-    return [Mount(new["source"], _destination(old)) for old, new in changed if new is not old]
+    return [*(Mount(new["source"], _destination(old)) for old, new in changed if new is not old),
+            *_views_below(_mounts(spec), tree, view)]
+
+
+def destinations(spec: Spec) -> list[str]:
+    """Where something is mounted."""
+    return [_destination(mount) for mount in _mounts(spec)]
+
+
+def shared(spec: Spec) -> list[str]:
+    """The destinations below which a mount would appear on the node, too."""
+    return [_destination(mount) for mount in _mounts(spec) if {"shared", "rshared"} & set(_options(mount))]
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether it is one of the folders, or in one."""
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def check_propagation(spec: Spec, targets: Iterable[str]) -> None:
+    """UserError: what is mounted there would be mounted on the node."""
+    folders = shared(spec)
+    for target in targets:
+        if is_below(target, folders):
+            raise UserError(f"a mount with shared propagation at or above {show(target)}: what a container gets there "
+                            "of ours would appear on the node: private or slave propagation is allowed")
 
 
 def _mounts(spec: Spec) -> list[Spec]:
@@ -213,22 +243,45 @@ def _environment(spec: Spec, visible: str) -> list[str]:
 def _with_mounts(spec: Spec, change: Edit) -> list[Spec]:
     taken = {mount.target for mount in change.mounts}
     kept = [_own_view(mount, change) for mount in _mounts(spec) if _destination(mount) not in taken]
-    return [*kept, *(mount.oci() for mount in change.mounts)]
+    views = [mount for mount in _views_below(kept, change.tree, change.view) if mount.target not in taken]
+    targets = {mount.target for mount in views}
+    kept = [mount for mount in kept if _destination(mount) not in targets]
+    check_propagation({"mounts": kept}, [*taken, *targets])
+    return [*kept, *(mount.oci() for mount in (*views, *change.mounts))]
 
 
 def _own_view(mount: Spec, change: Edit) -> Spec:
     """A bind of the node's tree, or of something in it, made one of the container's own view."""
-    source, options = mount.get("source"), mount.get("options")
-    options = [] if options is None else options
-    if not isinstance(source, str) or not {"bind", "rbind"} & {mount.get("type"), *_strings(options)}:
+    place = _bound(mount)
+    if place is None or not is_below(place, [change.tree]):
         return mount
-    place = _place(source)
-    if place.startswith("/var/run/"):  # the same folder by its old name
-        place = place[len("/var") :]
-    if place != change.tree and not place.startswith(change.tree + "/"):
-        return mount
-    kept = [option for option in _strings(options) if option not in ("rw", "ro")]
+    kept = [option for option in _options(mount) if option not in ("rw", "ro")]
     return {**mount, "source": change.view + place[len(change.tree) :], "options": [*kept, "ro"]}
+
+
+def _views_below(mounts: list[Spec], tree: str, view: str) -> list[Mount]:
+    """The own view where a bind of a folder above the node's tree would show that, unless something else is there."""
+    other = {_destination(mount) for mount in mounts if mount.get("source") != view}
+    found: dict[str, None] = {}
+    for mount in mounts:
+        place = _bound(mount)
+        if place is not None and place != tree and is_below(tree, [place]):
+            found[_place(_destination(mount) + "/" + tree[len(place.rstrip("/")) :])] = None
+    return [Mount(view, target) for target in found if target not in other]
+
+
+def _bound(mount: Spec) -> str | None:
+    """What it is a bind of, by one spelling; None: it is no bind."""
+    source = mount.get("source")
+    if not isinstance(source, str) or not {"bind", "rbind"} & {mount.get("type"), *_options(mount)}:
+        return None
+    place = _place(source)
+    return place[len("/var") :] if is_below(place, ["/var/run"]) else place  # the same folder by its old name
+
+
+def _options(mount: Spec) -> list[str]:
+    options = mount.get("options")
+    return [] if options is None else _strings(options)
 
 
 def _strings(options: Any) -> list[str]:

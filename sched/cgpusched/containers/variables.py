@@ -70,11 +70,15 @@ def variables(env: Iterable[str]) -> dict[str, str]:
     return {key: value for key, equals, value in pairs if equals}
 
 
-def ask(env: Iterable[str], cards: Sequence[Card]) -> Ask | Off:
-    """Raises UserError: one line that names the variable, its value and what is allowed."""
+def ask(env: Iterable[str], cards: Sequence[Card], ignore_disable: bool = False) -> Ask | Off:
+    """Raises UserError: one line that names the variable, its value and what is allowed.
+
+    ``ignore_disable``: who asks for memory is held to it whatever CGPU_DISABLE says, which an image may have brought.
+    """
     values = variables(env)
-    if _disabled(values):
-        return Off(f"{DISABLE}={values[DISABLE]}")
+    if _disabled(values) and not ignore_disable:
+        reason, asked = f"{DISABLE}={values[DISABLE]}", values.get(CONTAINER, "0")
+        return Off(reason, f"{reason}, though {CONTAINER}={show(asked)}" if asked != "0" else None)
     if CONTAINER not in values:
         return _off(f"{CONTAINER} is not set", values)
     sizes = _sizes(values[CONTAINER])

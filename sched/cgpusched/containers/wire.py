@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from cgpusched.errors import UserError
+from cgpusched.units import show
+
 MAGIC = 0x72706763  # "cgpr"
 VERSION = 1
 TEXT_MAX = 65536
@@ -90,5 +93,16 @@ def parse(data: bytes) -> Question:
 
 
 def lines(*rows: Iterable[str]) -> str:
-    """The text that a hook gets: a line a row, fields separated by tabs. No field has either in it."""
-    return "".join("\t".join(row) + "\n" for row in rows)
+    """The text that a hook gets: a line a row, fields separated by tabs.
+
+    UserError: a field has either in it, or another control character, so that it would be more than one; or they are
+    too many for an answer.
+    """
+    rows = tuple(map(tuple, rows))
+    for field in (field for row in rows for field in row):
+        if not field.isprintable():
+            raise UserError(f"{show(field)}: a path without control characters is allowed")
+    text = "".join("\t".join(row) + "\n" for row in rows)
+    if len(text.encode("utf-8")) > TEXT_MAX:
+        raise UserError(f"what is to be mounted in the container takes {len(text)} bytes: {TEXT_MAX} are allowed")
+    return text

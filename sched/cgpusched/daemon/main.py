@@ -7,12 +7,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
-
-import trio
 
 from cgpusched import config
-from cgpusched.daemon import logs, service
+from cgpusched.daemon import logs
+from cgpusched.daemon.survival.haste import Haste
 from cgpusched.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -22,6 +20,8 @@ EXIT_BUG = 70
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("cgpufs")
     except metadata.PackageNotFoundError:
@@ -44,6 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit status."""
     _open_standard_streams()
     args = build_parser().parse_args(argv)
+    haste = Haste()
+    if not args.check:
+        haste.begin()
+    import trio  # most of a start is the time that these two take
+
+    from cgpusched.daemon import service
+
     try:
         loaded = config.load(None, args)
     except UserError as error:
@@ -53,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.setup(loaded.log_level)
     try:
         # Strict exception groups: a UserError of a task comes in one.
-        trio.run(service.run, loaded, lambda: config.load(None, args))
+        trio.run(service.run, loaded, lambda: config.load(None, args), haste.end)
     except UserError as error:
         return _fail(error)
     except BaseExceptionGroup as group:

@@ -1,7 +1,7 @@
 """The processes of instances: where each connected one sits on each GPU, and what all of them hold and counted."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from errno import EIO
 
@@ -45,6 +45,7 @@ class Processes:
         self._hidden: dict[int, dict[int, Hidden]] = {}  # by GPU and pid; what of it counts is of who is there now
         self._strays: dict[int, dict[int, str]] = {}  # by GPU: pid to instance
         self._past: dict[Place, Counters] = {}
+        self._contexts: dict[Place, int] = {}  # the least that a process's first one took
 
     def attach(self, ident: str, pid: int, agent_fd: int, regions: Mapping[int, Region]) -> Attachment:
         """A slot in each region, or none: CommandError with the gate's errno."""
@@ -81,6 +82,7 @@ class Processes:
         """The region goes, and all that was known of it."""
         self._slots.pop((ident, gpu), None)
         self._past.pop((ident, gpu), None)
+        self._contexts.pop((ident, gpu), None)
         strays = self._strays.get(gpu, {})
         self._strays[gpu] = {pid: owner for pid, owner in strays.items() if owner != ident}
 
@@ -143,12 +145,38 @@ class Processes:
             for pid in {*self.connected(gpu), *strays}
         )
 
-    def observe(self, gpu: int, samples: Sequence[Sample], strays: Mapping[int, str]) -> None:
+    def observe(
+        self, gpu: int, samples: Sequence[Sample], strays: Mapping[int, str], counted: Collection[int] = ()
+    ) -> None:
         """See System.observe()."""
         connected, old = self.connected(gpu), self._hidden.get(gpu, {})
         self._strays[gpu] = {pid: ident for pid, ident in strays.items() if pid not in connected}
-        looked = {pid: old.get(pid, Hidden()).after(difference(samples, pid)) for pid in {*connected, *strays}}
+        looked = {pid: old.get(pid, Hidden()) for pid in {*connected, *strays}}
+        looked |= {pid: one.after(difference(samples, pid)) for pid, one in looked.items() if pid not in counted}
         self._hidden[gpu] = {pid: hidden for pid, hidden in looked.items() if hidden != Hidden()}
+
+    def uncounted(self, gpu: int, sample: Sample, pids: Iterable[int]) -> bool:
+        """Whether count() with this sample alone would count more of one of them."""
+        hidden = self._hidden.get(gpu, {})
+        return any(difference([sample], pid) > hidden.get(pid, Hidden()).now for pid in pids)
+
+    def count(self, gpu: int, samples: Sequence[Sample], pids: Collection[int]) -> None:
+        """See System.count()."""
+        hidden = self._hidden.setdefault(gpu, {})
+        for (ident, on), slots in self._slots.items():
+            for one in slots.values():
+                if on != gpu or one.pid not in pids:
+                    continue
+                found, before = difference(samples, one.pid), hidden.pop(one.pid, Hidden()).now
+                if found:
+                    hidden[one.pid] = Hidden(found, found)
+                if all(one.pid in sample.used for sample in samples) and (found > before or not found):
+                    size = max(0, found - before)  # it may have had others, under another daemon
+                    self._contexts[ident, gpu] = min(size, self._contexts.get((ident, gpu), size))
+
+    def context(self, ident: str, gpu: int) -> int | None:
+        """Bytes that a process of the instance takes at least with its first context there; None: none was measured."""
+        return self._contexts.get((ident, gpu))
 
     def counters(self, region: Region) -> Counters:
         """What its processes counted, those that ended included."""

@@ -10,12 +10,24 @@ from cgpusched.store import Process
 PROC = Path("/proc")
 _START = 22 - 3
 """starttime's place among the fields after the command's name."""
+_PARENT = 1
+GENERATIONS = 64
+FIRST_NAMESPACE = "pid:[4026531836]"
+"""The same at every boot."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
     """Which boot of the system this is: pids and start times of another one mean nothing."""
     return _BOOT_ID.read_text().strip()
+
+
+def has_own_mounts(proc: Path = PROC) -> bool:
+    """Whether this process is in another mount namespace than PID 1; where that cannot be known it is not."""
+    try:
+        return not os.path.samefile(proc / "self/ns/mnt", proc / "1/ns/mnt")
+    except OSError:
+        return False
 
 
 def stat_of(pid: int, proc: Path = PROC) -> list[str]:
@@ -31,6 +43,20 @@ def environment_of(pid: int, proc: Path = PROC) -> list[bytes]:
         return []
 
 
+def ancestors(pid: int, proc: Path = PROC) -> list[int]:
+    """Its parent, that one's parent, and so on, as they are now; nothing where it has ended."""
+    found: list[int] = []
+    while pid > 1 and len(found) < GENERATIONS:
+        try:
+            pid = int(stat_of(pid, proc)[_PARENT])
+        except (OSError, ValueError, IndexError):
+            break
+        if pid in found:
+            break
+        found.append(pid)
+    return found
+
+
 def real_uid(pid: int, proc: Path = PROC) -> int | None:
     """None: it has ended."""
     try:
@@ -38,6 +64,19 @@ def real_uid(pid: int, proc: Path = PROC) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)
+
+
+def is_beside_us(pid: int, proc: Path = PROC) -> bool:
+    """Whether a process is in the daemon's own PID namespace, and so counts processes as it does."""
+    try:
+        return os.path.samestat(os.stat(proc / str(pid) / "ns/pid"), os.stat(proc / "self/ns/pid"))
+    except OSError:
+        return False
+
+
+def in_first_namespace(proc: Path = PROC) -> bool:
+    """Whether the daemon counts processes as the kernel does, in its first PID namespace."""
+    return os.readlink(proc / "self/ns/pid") == FIRST_NAMESPACE
 
 
 def pid_of(pidfd: int) -> int | None:

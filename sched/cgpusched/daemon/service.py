@@ -29,8 +29,8 @@ from cgpufs.tree import Tree
 from cgpufs.views import Views
 from cgpusched import store
 from cgpusched.commands import Command, Destroy
-from cgpusched.config import Config
-from cgpusched.daemon import devices, dump, logs, rundir
+from cgpusched.config import Config, ConfigError
+from cgpusched.daemon import devices, dump, logs, procs, rundir
 from cgpusched.daemon.audit.auditor import Auditor
 from cgpusched.daemon.audit.nvml import Nvml
 from cgpusched.daemon.audit.owners import Known, OwnerOf, first_of
@@ -49,6 +49,7 @@ from cgpusched.daemon.survival.kept import KeeperStore, Kept, ManagerStore, inhe
 from cgpusched.daemon.survival.resent import Resent
 from cgpusched.daemon.survival.statefile import StateFile
 from cgpusched.daemon.system import System
+from cgpusched.daemon.tally import TallyFile
 from cgpusched.driver.proxy import install_proxies, install_simulated
 from cgpusched.errors import CommandError, UserError
 from cgpusched.fields import pairs
@@ -62,8 +63,11 @@ DRAIN_SECONDS = 1.0
 """How long those who are connected have to end what they began, before an upgrade."""
 
 
-async def run(config: Config, reload: Callable[[], Config]) -> None:
-    """Serves until SIGTERM or SIGINT. ``reload`` reads the configuration again, for SIGHUP. Raises UserError."""
+async def run(config: Config, reload: Callable[[], Config], ready: Callable[[], None] = lambda: None) -> None:
+    """Serves until SIGTERM or SIGINT. Raises UserError.
+
+    ``reload`` reads the configuration again, for SIGHUP. ``ready`` is called when all is served.
+    """
     os.umask(0o022)  # what is made here is for every user to reach; modes that matter are set explicitly all the same
     with trio.open_signal_receiver(*upgrade.SIGNALS) as received, dump.threads_on(signal.SIGUSR1):
         upgrade.unblock()
@@ -71,10 +75,12 @@ async def run(config: Config, reload: Callable[[], Config]) -> None:
         try:
             async with AsyncExitStack() as stack:
                 kept, lock = await _take_over(config.runtime_dir, stack, notifier)
+                _check_namespace(notifier, kept)
                 # Signals count from here on: a start that hangs must be stoppable.
                 scope = await _nursery(stack)
                 scope.start_soon(_obey, received, reload, scope.cancel_scope, notifier, kept)
                 await _start(config, stack, notifier, kept, lock)
+                ready()
                 await trio.sleep_forever()
         finally:
             notifier.close()
@@ -115,6 +121,17 @@ async def _take_over(runtime: Path, stack: AsyncExitStack, notifier: Notifier) -
     return kept, lock
 
 
+def _check_namespace(notifier: Notifier, kept: Kept) -> None:
+    """ConfigError: systemd gave us a mount namespace of our own, and nobody else would see the tree that we mount."""
+    if not notifier.connected or not procs.has_own_mounts():
+        return
+    reason = ("the unit has an option that gives cgpud a mount namespace of its own, like ProtectSystem or PrivateTmp "
+              "(docs/systemd.md): what is mounted there is not seen on the node")  # fmt: skip
+    if not kept.names:
+        raise ConfigError(reason)
+    log.error("mounts of a predecessor are served, others cannot be made %s", pairs(reason=reason))
+
+
 async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept: Kept, lock: int) -> None:
     runtime = config.runtime_dir
     limit = rundir.raise_descriptor_limit()
@@ -141,9 +158,11 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
 
     rules = Rules(config.audit_context, config.audit_tolerance, config.enforce == "gate")
     upgrader = upgrade.Upgrade()
-    system = System(state, gate, upgrader, rules, save)
-    status = Status(system, found, str(config.mount))
+    counted = TallyFile(runtime, file.boot)
+    system = System(state, gate, upgrader, rules, save, counted.load(state.instances))
+    status = Status(system, found, str(config.mount), keep=counted.save)
     nursery.start_soon(status.sample_forever)
+    stack.callback(status.keep)  # before the nursery ends, and with it what the clients count
 
     lives: Lifetimes
     containers: Containers
@@ -155,7 +174,23 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
     def foreign(pid: int, ident: str) -> bool:
         return containers.owners().is_foreign(pid, ident)
 
-    clients = Clients(system, runtime, nursery, on_detach=detached, foreign=foreign)
+    def container(ident: str) -> bool:
+        return containers.has(ident)
+
+    def owners() -> OwnerOf:
+        sockets = {str(clients.socket(one.id)): (one.id, one.owner) for one in state.instances.values()}
+        connected = {pid: ident for gpu in state.gpus for pid, ident in system.connected(gpu).items()}
+        known, inside = Known(lives.pids() | connected, sockets), containers.owners()
+        return first_of(inside.owner_of, known.owner_of)
+
+    auditor = Auditor(system, Nvml(driver.nvml, found.sim_dir).used, owners, config.audit_interval)
+    # In a PID namespace of its own this daemon cannot know how a real driver counts.
+    counts = found.sim_dir is not None or procs.in_first_namespace()
+    clients = Clients(
+        system, runtime, nursery, on_detach=detached, foreign=foreign, container=container,
+        take_in=auditor.count if config.audit_interval else None,
+        alike=lambda pid: counts and procs.is_beside_us(pid),
+    )  # fmt: skip
     stack.callback(clients.close)
     system.on_change.append(clients.changed)
 
@@ -173,11 +208,13 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
 
     lives = Lifetimes(nursery, clients.count, end, save=save_anchors)
     system.on_change.append(lambda command, _: lives.forget(command.id) if isinstance(command, Destroy) else None)
+    system.on_change.append(lambda command, _: status.keep() if isinstance(command, Destroy) else None)
 
-    places = Places(runtime, config.lib_dir, driver, config.mount, config.binary, config.runtimes, found.sim_dir)
+    places = Places(runtime, config.lib_dir, driver, config.mount, config.binary, config.runtimes, found.sim_dir,
+                    config.preload)
     await trio.to_thread.run_sync(places.prepare, state.instances.keys())
     apply = functools.partial(system.apply, log_refusal=False)
-    containers = Containers(system, places, nursery, apply, save_processes)
+    containers = Containers(system, places, nursery, apply, save_processes, config.ignore_disable)
     stack.callback(containers.close)
     system.on_change.append(containers.changed)
     _resume(stored, state, clients, lives, containers)
@@ -187,15 +224,8 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
         env = {"CGPU_SOCKET": str(clients.socket(ident))}
         return env | ({"CGPU_SIM_DIR": str(found.sim_dir)} if found.sim_dir else {})
 
-    def owners() -> OwnerOf:
-        sockets = {str(clients.socket(one.id)): (one.id, one.owner) for one in state.instances.values()}
-        connected = {pid: ident for gpu in state.gpus for pid, ident in system.connected(gpu).items()}
-        known, inside = Known(lives.pids() | connected, sockets), containers.owners()
-        return first_of(inside.owner_of, known.owner_of)
-
     if config.audit_interval:
-        nvml = Nvml(driver.nvml, found.sim_dir)
-        nursery.start_soon(Auditor(system, nvml.used, owners, config.audit_interval).run_forever)
+        nursery.start_soon(auditor.run_forever)
 
     nursery.start_soon(_check_group, config.control.group)
     control = Control(state, apply, Access(config.control), lives, environment, config.lib_dir, status.answer,
@@ -223,6 +253,7 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
             await engines_task.ended.wait()
         await tree_task.stop()
         await view_task.stop()
+        status.keep()
 
     await _prove(config.mount, gate)
     kept.ready()

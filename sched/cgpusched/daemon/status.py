@@ -11,6 +11,7 @@ import trio
 
 from cgpusched.daemon.devices import Devices
 from cgpusched.daemon.system import System
+from cgpusched.daemon.tally import Tally
 
 SAMPLE_SECONDS = 1.0
 
@@ -19,21 +20,30 @@ class Status:
     """The answer and the task behind its figures."""
 
     def __init__(
-        self, system: System, devices: Devices, mount: str, clock: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+        self, system: System, devices: Devices, mount: str, clock: Callable[[], int] = time.monotonic_ns,
+        keep: Callable[[Tally], None] = lambda tally: None,
+    ) -> None:  # fmt: skip
+        """``keep`` stores what is counted, for a successor."""
         self._system = system
         self._devices = devices
         self._mount = mount
         self._clock = clock
+        self._keep = keep
         self._started = clock()
 
     async def sample_forever(self) -> None:
         """Takes everyone's share of device time once a second, so that an answer tells of the second before it."""
         while True:
             self._system.sample(self._clock())
+            self.keep()
             await trio.sleep(SAMPLE_SECONDS)
 
+    def keep(self) -> None:
+        """Stores what was counted up to now."""
+        self._keep(self._system.tally())
+
     def answer(self) -> dict[str, Any]:
+        self.keep()  # first: what somebody has seen may not be less in a successor's answer
         gpus = [dataclasses.asdict(gpu) for gpu in self._system.usage()]
         for gpu in gpus:
             gpu["free_weight"] = self._system.state.free_weight(gpu["index"])

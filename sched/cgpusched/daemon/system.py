@@ -7,7 +7,8 @@ the same, so it is shown and never trusted with a decision about another tenant.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from errno import EBUSY, EIO, ENOENT, EOPNOTSUPP
 from importlib.metadata import PackageNotFoundError, version
 from typing import ParamSpec, Protocol
@@ -18,10 +19,11 @@ from cgpusched.daemon.audit.verdict import Facts, Rules, Sample, Standing, judge
 from cgpusched.daemon.describe import describe
 from cgpusched.daemon.logs import Damper
 from cgpusched.daemon.processes import Attachment, Processes
-from cgpusched.daemon.usage import GpuUsage, InstanceUsage, Rate
+from cgpusched.daemon.tally import GpuTotals, Tally, Totals
+from cgpusched.daemon.usage import Counters, GpuUsage, InstanceUsage, Rate
 from cgpusched.errors import CommandError
 from cgpusched.fields import pairs
-from cgpusched.gate import Gate, GpuUse, Region
+from cgpusched.gate import Gate, GpuUse, Region, RegionUse
 from cgpusched.model import Instance
 from cgpusched.plan import GpuPlan
 from cgpusched.state import State
@@ -47,16 +49,18 @@ class System:
     from one undoes a Create (callbacks that ran before it see a Destroy); after other commands it is only logged.
     ``upgrade`` replaces this daemon, and says how that stands; None = it cannot be replaced. ``rules``: the audit's.
     ``save(command)`` stores the state as it is now, with the command that made it so; its OSError is the command's.
+    ``past``: what was counted before this daemon; it is the system's from here on.
 
     Instances that ``state`` has already get their regions here (OSError: the gate failed).
     """
 
     def __init__(
         self, state: State, gate: Gate, upgrade: Upgrader | None = None, rules: Rules | None = None,
-        save: Callable[[Command | None], None] = lambda command: None,
+        save: Callable[[Command | None], None] = lambda command: None, past: Tally | None = None,
     ) -> None:  # fmt: skip
         self.state = state
         self._save = save
+        self._past = past or Tally()
         self.gate = gate
         self.upgrade = upgrade
         self.rules = rules or Rules()
@@ -186,6 +190,7 @@ class System:
             self._rates.pop((ident, gpu), None)
             self._standings.pop((ident, gpu), None)
             self._dampers.pop((ident, gpu), None)
+            self._past.drop(ident, self.state.gpus[gpu].uuid)
             self._tolerate(self.gate.remove_region, region)
 
     def _push_plans(self, instance: Instance) -> None:
@@ -275,18 +280,38 @@ class System:
         """Whether observe() with this sample alone would count more memory of some process: then take further ones."""
         return self._processes.rises(gpu, sample, strays)
 
-    def observe(self, gpu: int, samples: Sequence[Sample], strays: Mapping[int, str], audit: str = "ok") -> None:
+    def observe(
+        self, gpu: int, samples: Sequence[Sample], strays: Mapping[int, str], audit: str = "ok",
+        counted: Collection[int] = (),
+    ) -> None:  # fmt: skip
         """Take in one look at what NVML says each process uses: what the hooks do not know counts too.
 
         ``strays``: the processes in it that are not connected and belong to an instance, host pid to full ID. No
         sample: nothing is known, and nothing is held against anybody. ``audit`` is what status shows of this GPU.
+        ``counted``: whom count() was about since the first sample; they stay as they are.
         """
         self._audits[gpu] = audit
-        self._processes.observe(gpu, samples, strays)
+        self._processes.observe(gpu, samples, strays, counted)
         for ident, made in list(self._regions.items()):
             if gpu in made:
                 self._push_other(ident, gpu)
                 self._audit(ident, gpu)
+
+    def uncounted(self, gpu: int, sample: Sample, pids: Iterable[int]) -> bool:
+        """Whether count() with this sample alone would count more memory of one of them: then take further ones."""
+        return self._processes.uncounted(gpu, sample, pids)
+
+    def count(self, gpu: int, samples: Sequence[Sample], pids: Collection[int]) -> None:
+        """Take in at once, of these connected processes alone, what all samples agree that they use beside the ledger.
+
+        They say themselves that they have just made the first context of their instance, or one of the first. It tells
+        what one takes: from then on its processes charge that much before they make theirs.
+        """
+        self._processes.count(gpu, samples, pids)
+        for ident in {ident for pid, ident in self._processes.connected(gpu).items() if pid in pids}:
+            self._push_other(ident, gpu)
+            if (size := self._processes.context(ident, gpu)) is not None:
+                self._tolerate(self.gate.set_context, self._regions[ident][gpu], size)
 
     def _audit(self, ident: str, gpu: int) -> None:
         share, processes = self.state.instances[ident].shares[gpu], self._processes
@@ -340,6 +365,7 @@ class System:
 
     def _gpu_usage(self, index: int) -> GpuUsage:
         gpu, settings, use = self.state.gpus[index], self.state.settings[index], self.gate.gpu_usage(index)
+        totals = self._gpu_totals(index, use)
         entitled = self._plan(index).entitled
         rows = tuple(self._instance_usage(i, index, entitled[i.id]) for i in self.state.on_gpu(index))
         rate = self._gpu_rates.get(index)
@@ -354,9 +380,9 @@ class System:
             prio_ratio=settings.prio_ratio,
             percent=rate.percent if rate else 0.0,
             native=use.native,
-            fallbacks=use.fallbacks,
+            fallbacks=totals.fallbacks,
             instances=rows,
-            starved=use.starved,
+            starved=totals.starved,
             audit=self._audits.get(index, "off"),
         )
 
@@ -364,6 +390,7 @@ class System:
         key = instance.id, gpu
         region, share, rate = self._regions[instance.id][gpu], instance.shares[gpu], self._rates.get(key)
         use, memory = self.gate.usage(region), self._processes.memory(region)
+        totals = self._totals(instance.id, gpu, use)
         return InstanceUsage(
             gpu=gpu,
             id=instance.id,
@@ -378,13 +405,35 @@ class System:
             processes=tuple(pid for pid, _ in memory),
             waiting=use.waiting,
             holding=use.holding,
-            busy_ns=use.busy_ns,
-            turns=use.turns,
-            overdue=use.overdue,
-            counters=self._processes.counters(region),
-            audit=self._standings.get(key, Standing()),
+            busy_ns=totals.busy_ns,
+            turns=totals.turns,
+            overdue=totals.overdue,
+            counters=Counters(
+                totals.launches, totals.ungated, totals.unknown, totals.dirty, totals.mem_refused
+            ),
+            audit=replace(self._standings.get(key, Standing()), bypasses=totals.bypasses, overs=totals.overs),
             shut=share.shut,
         )
+
+    def _totals(self, ident: str, gpu: int, use: RegionUse) -> Totals:
+        """All that was counted, in predecessors' times too."""
+        counters = self._processes.counters(self._regions[ident][gpu])
+        standing = self._standings.get((ident, gpu), Standing())
+        own = Totals(use.busy_ns, use.turns, use.overdue, counters.launches, counters.ungated, counters.unknown,
+                     counters.dirty, counters.mem_refused, standing.bypasses, standing.overs)  # fmt: skip
+        return self._past.of(ident, self.state.gpus[gpu].uuid).plus(own)
+
+    def _gpu_totals(self, gpu: int, use: GpuUse) -> GpuTotals:
+        return self._past.of_gpu(self.state.gpus[gpu].uuid).plus(GpuTotals(use.fallbacks, use.starved))
+
+    def tally(self) -> Tally:
+        """All that was counted up to now, for a successor."""
+        gpus = self.state.gpus
+        return Tally(
+            {(ident, gpus[gpu].uuid): self._totals(ident, gpu, self.gate.usage(region))
+             for ident, made in self._regions.items() for gpu, region in made.items()},
+            {gpu.uuid: self._gpu_totals(gpu.index, self.gate.gpu_usage(gpu.index)) for gpu in gpus.values()},
+        )  # fmt: skip
 
     def upgrade_state(self) -> str:
         """What the tree's ``upgrade`` reads: ``idle``, ``running``, or ``failed:`` and why this daemon goes on."""

@@ -30,6 +30,7 @@ PATTERNS = ("usr/local/cuda*/compat", "usr/local/cuda*/compat/lib*", "opt/cuda*/
 CACHE = Path("/etc/ld.so.cache")
 CACHE_MAX = 16 << 20
 """Bytes of it that are looked through; a big distribution's has 200 KiB."""
+SOCK = "sock"
 LINKS = 40  # the kernel's own limit
 
 _CLONE_NEWNS = 0x20000
@@ -162,8 +163,10 @@ def _head(path: Path, size: int) -> bytes:
         return b""
 
 
-def enter(binds: list[Bind], place: Path) -> None:
+def enter(binds: list[Bind], place: Path, inst: Path) -> None:
     """Gives this process a mount namespace of its own, with ``binds`` made in it; only children get it too.
+
+    ``inst``: its instance's folder, which the hook finds at ``place/real/sock`` where the environment does not name it.
 
     What the node mounts later still arrives where its root is shared, as systemd has it; nothing goes back. Only for a
     process with one thread. PermissionError: it may not (needs CAP_SYS_ADMIN), and nothing has changed. OSError: a
@@ -178,6 +181,8 @@ def enter(binds: list[Bind], place: Path) -> None:
         if bind.target.parent == real:
             bind.target.touch(0o644)
         _mount(str(bind.source), bind.target, None, _MS_BIND)
+    (real / SOCK).mkdir(0o755)
+    _mount(str(inst), real / SOCK, None, _MS_BIND)
 
 
 def _mount(source: str | None, target: Path, kind: str | None, flags: int, data: str | None = None) -> None:

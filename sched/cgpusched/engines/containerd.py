@@ -20,6 +20,11 @@ PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 """The CRI plugin's name by version of the configuration (containerd's docs/PLUGINS.md, docs/cri/config.md)."""
 BEGIN, END = "# begin: written by cgpuctl setup containerd", "# end: written by cgpuctl setup containerd"
 DEFAULT = "default_runtime_name"
+TYPE = "io.containerd.runc.v2"
+MODELS = ("runc", "nvidia", "crun")
+"""Handlers whose settings ours takes over, the first that there is: it goes on to the same runtimes, so what the node
+needs of them (SystemdCgroup above all) it needs too."""
+DISABLED = ("cri", *(f"io.containerd.{name}" for name in ("grpc.v1.cri", "cri.v1.runtime")))
 
 
 def configure(text: str, binary: str, default: bool = False) -> Edit:
@@ -36,6 +41,7 @@ def configure(text: str, binary: str, default: bool = False) -> Edit:
     if OURS in _at(data, plugin).get("runtimes", {}):
         raise UserError(f"has a runtime {OURS!r} of its own, which was not written by us: remove it first")
     before: Remembered = {}
+    handler = _handler(_at(data, plugin).get("runtimes", {}), binary)
     block = [BEGIN]
     if default:
         previous = _at(data, plugin).get(DEFAULT)
@@ -48,16 +54,18 @@ def configure(text: str, binary: str, default: bool = False) -> Edit:
             block += [f"[{table}]", f'  {DEFAULT} = "{OURS}"']
         else:
             plain = changed
-    block += [f"[{table}.runtimes.{OURS}]", '  runtime_type = "io.containerd.runc.v2"',
-              f"[{table}.runtimes.{OURS}.options]", f"  BinaryName = {_string(binary)}", END, ""]
+    for name, values in ((OURS, {k: v for k, v in handler.items() if k != "options"}),
+                         (f"{OURS}.options", handler["options"])):
+        block += [f"[{table}.runtimes.{name}]", *(f"  {key} = {_value(value)}" for key, value in values.items())]
+    block += [END, ""]
     new = plain + ("" if plain.endswith("\n") else "\n") + "\n".join(block)
     wanted = copy.deepcopy(data)
     cri = wanted.setdefault("plugins", {}).setdefault(plugin, {}).setdefault("containerd", {})
-    cri.setdefault("runtimes", {})[OURS] = {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": binary}}
+    cri.setdefault("runtimes", {})[OURS] = handler
     if default:
         cri[DEFAULT] = OURS
     _check(new, wanted, "\n".join(block))
-    return Edit(new, before, [])
+    return Edit(new, before, _disabled(data, binary))
 
 
 def restore(text: str, binary: str, before: Remembered) -> Edit:
@@ -87,6 +95,16 @@ def _at(data: dict[str, Any], plugin: str) -> dict[str, Any]:
     return data
 
 
+def _handler(runtimes: Any, binary: str) -> dict[str, Any]:
+    """Our handler's table, with what the first of MODELS has."""
+    models = [runtimes[name] for name in MODELS if name in runtimes] if isinstance(runtimes, dict) else []
+    model = next((one for one in models if isinstance(one, dict) and one.get("runtime_type", TYPE) == TYPE), {})
+    options = model.get("options", {})
+    kept = {key: value for key, value in model.items() if key != "options" and _can_be_written(value)}
+    more = {key: value for key, value in options.items() if _can_be_written(value)} if isinstance(options, dict) else {}
+    return {**kept, "runtime_type": TYPE, "options": {**more, "BinaryName": binary}}
+
+
 def _without_block(text: str) -> tuple[str, bool]:
     block = re.compile(f"^{re.escape(BEGIN)}$.*?^{re.escape(END)}$\n?", re.DOTALL | re.MULTILINE)
     plain, count = block.subn("", text)
@@ -110,6 +128,26 @@ def _set_default(text: str, plugin: str, value: str | None) -> str | None:
     inside = inside[:old.start()] + entry + inside[old.end():] if old else entry + inside
     head = start.group(0)
     return text[:start.start()] + head + ("" if head.endswith("\n") else "\n") + inside + text[end:]
+
+
+def _disabled(data: dict[str, Any], binary: str) -> list[str]:
+    """What to say of the CRI plugin where it is off, as Docker's packages of containerd have it."""
+    plugins = data.get("disabled_plugins")
+    off = [name for name in DISABLED if name in plugins] if isinstance(plugins, list) else []
+    return [f"`disabled_plugins` names {off[0]}: without it there are no handlers, and containers come to us only by "
+            f"`ctr run --runc-binary {binary}`"] if off else []
+
+
+def _can_be_written(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(one, str) for one in value)
+    return isinstance(value, str | bool | int)
+
+
+def _value(value: str | bool | int | list[str]) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_string, value))}]"
+    return _string(value) if isinstance(value, str) else str(value).lower()
 
 
 def _string(value: str) -> str:

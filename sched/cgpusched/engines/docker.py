@@ -54,6 +54,20 @@ def restore(text: str, binary: str, before: Remembered) -> Edit:
     return Edit(_render(data, text) if data else "", {}, [])
 
 
+def with_default(edit: Edit) -> Edit:
+    """For a Docker that runs and had ours as its default: one without that key goes on with the default that it has,
+    and version 20.10 ends with a nil pointer if there is no such runtime any more (its Daemon.Reload)."""
+    data = _parse(edit.text)
+    if "default-runtime" in data:
+        return edit
+    note = f"default-runtime is {PASSED_BY[0]!r} now, as without that entry: a Docker that runs must be told so"
+    return Edit(_render({**data, "default-runtime": PASSED_BY[0]}, edit.text), edit.before, [*edit.notes, note])
+
+
+def had_ours_as_default(text: str) -> bool:
+    return bool(_parse(text).get("default-runtime") == OURS)
+
+
 def _parse(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text) if text.strip() else {}

@@ -23,6 +23,7 @@ BINARY = Path("/var/lib/cgpud/bin/cgpu-runtime")
 KEPT = Path("/var/lib/cgpud/setup")
 """What our entries took the place of, for ``--undo``: a JSON file an engine."""
 BACKUP = ".before-cgpu"
+DOCKER_PID = Path("/run/docker.pid")
 HOOK = Path("/usr/local/bin/nvidia-container-runtime-hook")
 HOOK_TEXT = """#!/bin/sh
 # Written by cgpuctl setup docker. Docker refuses --gpus unless a program of this name is on its path when it starts;
@@ -69,6 +70,8 @@ def run(wish: Wish) -> list[str]:
     try:
         edit: Edit = (engine.edit.restore(old, str(wish.binary), before) if wish.undo
                       else engine.edit.configure(old, str(wish.binary), default))
+        if wish.undo and wish.engine == "docker" and docker.had_ours_as_default(old) and _docker_pid(wish.pid_file):
+            edit = docker.with_default(edit)
     except UserError as error:
         raise UserError(f"{path} {error}") from None
     lines = list(edit.notes)
@@ -165,15 +168,24 @@ def _gpus_hook(wish: Wish) -> list[str]:
     return [f"{wish.hook}: written; restart Docker once, for it looks for it only then (live-restore keeps containers)"]
 
 
+def _docker_pid(pid_file: Path | None) -> int | None:
+    """Docker's process, if it runs."""
+    try:
+        pid = int((pid_file or DOCKER_PID).read_text())
+        return pid if Path(f"/proc/{pid}/comm").read_text().strip() == "dockerd" else None
+    except (OSError, ValueError):
+        return None
+
+
 def _reload_docker(pid_file: Path | None) -> str:
-    path = pid_file or Path("/run/docker.pid")
+    path = pid_file or DOCKER_PID
     try:
         pid = int(path.read_text())
         pidfd = os.pidfd_open(pid)
     except (OSError, ValueError):
         return "Docker does not run: it reads the file when it starts"
     try:
-        if Path(f"/proc/{pid}/comm").read_text().strip() != "dockerd":
+        if _docker_pid(pid_file) != pid:
             return f"{path} does not lead to Docker: reload it (systemctl reload docker)"
         signal.pidfd_send_signal(pidfd, signal.SIGHUP)
     except OSError as error:
@@ -186,7 +198,8 @@ def _reload_docker(pid_file: Path | None) -> str:
 def _reload_containerd(pid_file: Path | None) -> str:
     """It reads its file at its start only; containers have a process of their own between, and go on."""
     systemctl = shutil.which("systemctl")
-    if systemctl and subprocess.run([systemctl, "is-active", "--quiet", "containerd"], check=False).returncode == 0:
+    if systemctl and subprocess.run([systemctl, "is-active", "containerd"], capture_output=True,
+                                    check=False).returncode == 0:
         done = subprocess.run([systemctl, "restart", "containerd"], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return "containerd was restarted; containers go on"

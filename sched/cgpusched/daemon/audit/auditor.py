@@ -2,6 +2,9 @@
 
 NVML and /proc may block, NVML for ever: they are asked in threads that are given up when they do not answer. Then the
 figures stay as they are, until it has failed so often that they say nothing any more; the daemon goes on either way.
+
+A process that has made a context is looked at right away (count()), by a second task: until then it could take memory
+that it has not.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -26,6 +29,10 @@ log = logging.getLogger(__name__)
 NVML_SECONDS = 10.0
 OWNER_SECONDS = 1.0
 OWNER_THREADS = 4
+COUNT_SECONDS = 2.0
+"""So long at most somebody waits for count()."""
+COUNT_PAUSE = 0.02
+"""Seconds between two looks on request: whoever asks in between shares the next one."""
 PATIENCE = 3
 """Looks that may fail in a row before the figures are given up, and the log is told."""
 SAMPLES = 4
@@ -33,6 +40,14 @@ SAMPLES = 4
 in the same phase by all of them to look as if it hid some. Steady memory costs one."""
 SAMPLE_PAUSE = (0.003, 0.017)
 """Seconds between those, at random, so that they do not keep time with the program."""
+
+
+@dataclass
+class _Asked:
+    """A look on request that has not begun."""
+
+    pids: set[int] = field(default_factory=set)
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 @dataclass
@@ -69,29 +84,66 @@ class Auditor:
         self._nvml = trio.CapacityLimiter(1)
         self._proc = trio.CapacityLimiter(OWNER_THREADS)
         self._mute: dict[int, set[int]] = {}  # by GPU: pids about which /proc did not answer
+        self._asked: dict[int, _Asked] = {}  # by GPU
+        self._bell = trio.Event()
+        self._counted: dict[int, set[int]] = {}  # by GPU: whom count() was about since the look under way began
 
     async def run_forever(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._count_forever)
+            while True:
+                for gpu in self._system.state.gpus.values():
+                    await self.look(gpu)
+                await trio.sleep(self._interval)
+
+    async def count(self, gpu: int, pid: int) -> None:
+        """Returns when what a connected process has on the GPU by now counts, or NVML has not answered in time."""
+        asked = self._asked.setdefault(gpu, _Asked())
+        asked.pids.add(pid)
+        self._bell.set()
+        with trio.move_on_after(COUNT_SECONDS):
+            await asked.done.wait()
+
+    async def _count_forever(self) -> None:
         while True:
-            for gpu in self._system.state.gpus.values():
-                await self.look(gpu)
-            await trio.sleep(self._interval)
+            await self._bell.wait()
+            self._bell = trio.Event()
+            asked, self._asked = self._asked, {}
+            for gpu, one in asked.items():
+                await self._count(self._system.state.gpus[gpu], one.pids)
+                one.done.set()
+            await trio.sleep(COUNT_PAUSE)
+
+    async def _count(self, gpu: Gpu, pids: set[int]) -> None:
+        try:
+            samples = [await self._sample(gpu)]
+            if self._system.uncounted(gpu.index, samples[0], pids):
+                await self._more(gpu, samples)
+        except UserError:
+            return  # the next of the regular looks says so, if that fails too
+        self._system.count(gpu.index, samples, pids)
+        self._counted.setdefault(gpu.index, set()).update(pids)
 
     async def look(self, gpu: Gpu) -> None:
         """One look at one GPU."""
+        counted = self._counted[gpu.index] = set()
         try:
             samples = [await self._sample(gpu)]
             strays = await self._strays(gpu, samples[0].used)
             if self._system.rises(gpu.index, samples[0], strays):
-                for _ in range(SAMPLES):
-                    await trio.sleep(self._pause())
-                    samples.append(await self._sample(gpu))
+                await self._more(gpu, samples)
         except UserError as error:
             self._failed(gpu, str(error))
             return
         trouble = self._trouble.pop(gpu.index, None)
         if trouble and trouble.reason:
             log.info("audit again %s", pairs(gpu=gpu.index))
-        self._system.observe(gpu.index, samples, strays)
+        self._system.observe(gpu.index, samples, strays, counted=counted)
+
+    async def _more(self, gpu: Gpu, samples: list[Sample]) -> None:
+        for _ in range(SAMPLES):
+            await trio.sleep(self._pause())
+            samples.append(await self._sample(gpu))
 
     async def _sample(self, gpu: Gpu) -> Sample:
         before = self._system.ledger(gpu.index)

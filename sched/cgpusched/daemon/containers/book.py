@@ -27,10 +27,11 @@ import trio
 from cgpusched.commands import Command, Create, Destroy
 from cgpusched.containers import spec, variables, wire
 from cgpusched.containers.variables import Ask, Card, Off
-from cgpusched.daemon.containers.identity import Owners, Space, Translator, space_of
+from cgpusched.daemon.containers.identity import Owners, Space, Translator, named_in, space_of
 from cgpusched.daemon.containers.places import Places
+from cgpusched.daemon.containers.readers import Readers
 from cgpusched.daemon.lifetime import RESUME_SECONDS
-from cgpusched.daemon.procs import open_process, pid_of, process_of
+from cgpusched.daemon.procs import ancestors, open_process, pid_of, process_of
 from cgpusched.daemon.server.peers import Peer
 from cgpusched.daemon.system import System
 from cgpusched.errors import CommandError, UserError
@@ -93,18 +94,27 @@ class Containers:
     """The book. Register ``changed`` in System.on_change, and call ``detached`` when a client went away."""
 
     def __init__(self, system: System, places: Places, nursery: trio.Nursery,
-                 apply: Callable[[Command], Instance | None], save: Callable[[], None] = lambda: None) -> None:
-        """``apply``: System.apply, as the caller wants refusals logged. ``save`` stores stored(), or raises OSError."""
+                 apply: Callable[[Command], Instance | None], save: Callable[[], None] = lambda: None,
+                 ignore_disable: bool = False) -> None:
+        """``apply``: System.apply, as the caller wants refusals logged. ``save`` stores stored(), or raises OSError.
+
+        ``ignore_disable``: see variables.ask().
+        """
         self._save = save
+        self._ignore_disable = ignore_disable
         self._system = system
         self._places = places
         self._nursery = nursery
         self._apply = apply
         self._book: dict[str, _Container] = {}
         self._translators: dict[str, Translator] = {}
-        self._reader = trio.CapacityLimiter(4)
+        self._readers = Readers()
 
     # What others ask
+
+    def has(self, ident: str) -> bool:
+        """Whether this is a container's ID."""
+        return ident in self._book
 
     def viewers(self) -> Mapping[str, Translator]:
         """For cgpufs.views."""
@@ -175,11 +185,11 @@ class Containers:
             case wire.Kind.CREATE:
                 return await self._create(peer, question, fds)
             case wire.Kind.HOOK:
-                return await self._hook(question.state)
+                return await self._hook(peer, question.state)
             case wire.Kind.DELETE:
                 return await self._delete(question.id)
             case wire.Kind.PRECREATE:
-                return await self._precreate(fds)
+                return await self._precreate(peer, fds)
 
     async def _create(self, peer: Peer, question: wire.Question, fds: list[int]) -> wire.Answer:
         """``fds``: the bundle's, and if the one who asks won't stay, a pidfd of one who will until the hook."""
@@ -195,11 +205,11 @@ class Containers:
             edited = spec.write(spec.edit(config, self._places.edit(one.id, asked)))
             return wire.Answer(wire.DONE, fd=_memfd(edited))
 
-    async def _precreate(self, fds: list[int]) -> wire.Answer:
+    async def _precreate(self, peer: Peer, fds: list[int]) -> wire.Answer:
         """Registers nothing: the container has no ID yet. What is wrong with its wishes the hook will tell the user."""
         if not fds:
             raise UserError("a precreate without the configuration's descriptor")
-        config = await self._read("without an ID", f"/proc/self/fd/{fds[0]}")
+        config = await self._read(f"precreate of {peer.pid}", f"/proc/self/fd/{fds[0]}")
         visible = None
         try:
             asked = self._asked("without an ID", config)
@@ -210,7 +220,7 @@ class Containers:
             log.warning("refused %s", pairs(what="precreate", reason=error))
         return wire.Answer(wire.DONE, fd=_memfd(spec.write(spec.hooked(config, str(self._places.binary), visible))))
 
-    async def _hook(self, text: bytes) -> wire.Answer:
+    async def _hook(self, peer: Peer, text: bytes) -> wire.Answer:
         state = _State.parse(text)
         config = await self._read(state.id, os.path.join(state.bundle, "config.json"))
         one = self._book.get(state.id)
@@ -218,6 +228,7 @@ class Containers:
             return wire.Answer(wire.NOT_OURS)  # the hook is there twice
         pidfd = _open_process(state)
         try:
+            _check_origin(state, peer, one.made_by if one is not None and not one.pid else None)
             if one is None or one.pid:
                 asked = self._asked(state.id, config)
                 if isinstance(asked, Off):
@@ -244,14 +255,23 @@ class Containers:
         state = self._system.state
         cards = [Card(gpu.index, gpu.uuid, gpu.memory, state.settings[gpu.index].max_inst)
                  for gpu in state.gpus.values()]
-        asked = variables.ask(spec.environment(config), cards)
+        asked = variables.ask(spec.environment(config), cards, self._ignore_disable)
         if isinstance(asked, Off) and asked.warning:
             log.warning("container without cGPU %s", pairs(id=ident, reason=asked.warning))
         return asked
 
-    async def _read(self, ident: str, path: str, folder: int | None = None) -> spec.Spec:
+    async def _read(self, ident: str, path: str, folder: int = -1) -> spec.Spec:
+        # The caller's descriptor may be gone, and its number another's, before a thread gets to it.
+        own = [os.dup(folder)] if folder >= 0 else []
+
         def read() -> spec.Spec:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
+            taken = own.pop() if own else -1
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY,
+                             dir_fd=taken if folder >= 0 else None)
+            finally:
+                if taken >= 0:
+                    os.close(taken)
             with open(fd, "rb") as file:
                 found = os.fstat(fd)
                 if not stat.S_ISREG(found.st_mode) or found.st_size > spec.SPEC_MAX:
@@ -259,7 +279,11 @@ class Containers:
                 return spec.read(file.read(spec.SPEC_MAX + 1))
 
         try:
-            return await trio.to_thread.run_sync(read, limiter=self._reader)
+            try:
+                return await self._readers.run(ident, read)
+            finally:
+                with suppress(IndexError):
+                    os.close(own.pop())
         except OSError as error:
             raise CommandError(error.errno or errno.EIO, f"container {show(ident)}: config.json cannot be read: "
                                                          f"{error.strerror}") from None
@@ -337,12 +361,17 @@ class Containers:
         """What the hook is to do: see csrc/runtime/hook.c."""
         root = spec.root(config, state.bundle)
         below = Path(f"/proc/{state.pid}/root{root}")  # as the first process sees it, with all that was mounted there
-        folders = spec.library_folders(config)
-        covers = await trio.to_thread.run_sync(self._places.covers, below, folders, limiter=self._reader)
+        found = await self._readers.run(state.id, lambda: self._places.libraries(state.id, below, config))
+        if not found.whole:
+            log.debug("image too big to be searched %s", pairs(id=state.id))
+        if found.not_merged:
+            log.warning("driver not covered %s", pairs(id=state.id, reason=found.preloads, preload=found.not_merged))
+        elif found.preloads:
+            log.info("container preloads %s", pairs(id=state.id, reason=found.preloads))
         rows: list[tuple[str, ...]] = [("root", root)]
         rows += [("bind", mount.source, mount.target, "rw" if mount.writable else "ro")
                  for mount in self._places.missing(state.id, config)]
-        rows += [("bind", str(bind.source), str(bind.target), "ro") for bind in covers]
+        rows += [("bind", str(bind.source), str(bind.target), "ro") for bind in found.binds]
         return wire.lines(*rows)
 
     async def _follow(self, one: _Container) -> None:
@@ -412,6 +441,20 @@ def _open_process(state: _State) -> int:
         return os.pidfd_open(state.pid)
     except OSError:
         raise _ended(state) from None
+
+
+def _check_origin(state: _State, peer: Peer, maker: Process | None) -> None:
+    """The process must be the container's: made by its runtime (the hook's parent, or who asked to create it), or in a
+    cgroup of its name. CommandError: it is another's, whoever told the hook so.
+    """
+    makers = {*ancestors(peer.pid)[:1], *([maker.pid] if maker is not None and process_of(maker.pid) == maker else [])}
+    if (makers - {1}) & set(ancestors(state.pid)):
+        return
+    with suppress(OSError):
+        if named_in(Path(f"/proc/{state.pid}/cgroup").read_text("utf-8", "replace"), {state.id}):
+            return
+    raise CommandError(errno.EPERM, f"container {show(state.id)}: process {state.pid} is none of its own: neither made "
+                                    "by its runtime nor in a cgroup of its name")
 
 
 def _ended(state: _State) -> CommandError:

@@ -6,6 +6,9 @@ container's ID into the cgroup's path, in one of these forms (as seen from the d
     /docker/ID                           cgroupfs driver; with --cgroup-parent /foo/ID
     /system.slice/docker-ID.scope        systemd driver; likewise libpod-, crio-, cri-containerd-, runc-
     /libpod_parent/libpod-ID  /k8s.io/ID  /../../docker/ID
+    /PARENT.slice:cri-containerd:ID      systemd's form, given to the cgroupfs driver
+
+and that of the program beside it, which is none of the container's, as libpod-conmon-ID.scope.
 
 A container can make cgroups only below its own: of several IDs the outermost counts. What cannot be known is not held
 against anybody: which socket a process came by is its identity, and this is the check on it.
@@ -29,6 +32,7 @@ _NS_GET_PARENT = 0xB702
 _DEPTH_MAX = 33  # the kernel nests 32 PID namespaces
 _HEX = re.compile(r"[0-9a-f]{64}")
 _SCOPE = re.compile(r"(?:docker|libpod|crio|cri-containerd|nerdctl|runc|crun)-(.+?)(?:\.scope)?")
+_BESIDE = re.compile(r"(?:libpod|crio)-conmon-")
 TRANSLATION_SECONDS = 1.0
 """How long a translated pid is kept: a process's does not change, but its number may become another's."""
 
@@ -48,6 +52,8 @@ def named_in(cgroup: str, known: Collection[str]) -> str | None:
 
 
 def _names(part: str) -> Iterator[str]:
+    if _BESIDE.match(part):
+        return
     yield part
     if scope := _SCOPE.fullmatch(part):
         yield scope[1]

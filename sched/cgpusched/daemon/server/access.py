@@ -49,6 +49,8 @@ class Access:
         if peer.uid == 0:
             return
         limits = self.config
+        if command.owner != peer.uid:
+            raise CommandError(errno.EPERM, f"create {show(command.id)}: only root may make one for another user")
 
         def refuse(asked: str, most: str) -> CommandError:
             return CommandError(errno.EPERM, f"create {show(command.id)}: {asked} is more than members of group "

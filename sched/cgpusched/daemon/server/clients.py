@@ -3,7 +3,7 @@
 Each instance has a folder ``<runtime>/inst/<id>`` (later bound into its container) with ``gate.sock`` and ``limits``. A
 connection is a process's presence: its hello gives it a slot on every GPU of the instance and the descriptors of the
 pages; its end, or the process's (told by pidfd, since a forked child may hold a copy of the socket), takes the slot
-back at once.
+back at once. In between it may say that it has taken memory which no hook counts, and is answered when that counts.
 
 What one instance can use up is its own: connections beyond its limit wait in the kernel's queue, and accepting is
 paced.
@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,10 +83,15 @@ class Clients:
         on_detach: Callable[[str], None] = lambda ident: None,
         who: Callable[[socket.socket], Peer] = identify,
         foreign: Callable[[int, str], bool] = lambda pid, ident: False,
+        container: Callable[[str], bool] = lambda ident: False,
+        take_in: Callable[[int, int], Awaitable[None]] | None = None,
+        alike: Callable[[int], bool] = lambda pid: False,
     ) -> None:
         """``on_detach(id)`` is called after a process of that instance went away.
 
         ``foreign(pid, id)``: whether a process is known to belong elsewhere, though it came by this instance's socket.
+        ``container(id)``: whether it is a container, whose programs have any uid. ``take_in(gpu, pid)``: sees that all
+        memory of the process counts; None: nobody can. ``alike(pid)``: whether NVML counts processes as this one does.
         """
         self._system = system
         self._base = runtime / "inst"
@@ -94,6 +99,9 @@ class Clients:
         self._on_detach = on_detach
         self._who = who
         self._foreign = foreign
+        self._container = container
+        self._take_in = take_in
+        self._alike = alike
         self._doors: dict[str, _Door] = {}
 
     def folder(self, ident: str) -> Path:
@@ -150,8 +158,9 @@ class Clients:
                 if not (resumed and alias.is_symlink() and os.readlink(alias) == folder.name):
                     alias.unlink(missing_ok=True)
                     alias.symlink_to(folder.name)
-            # What a user made is that user's. Root's are open to every uid: a container's programs have many.
-            mode = 0o600 if instance.owner else 0o666
+            # Its owner's and root's alone: whoever reaches it could take all its slots, memory and turns. A container's
+            # programs have any uid and come by a bind of the folder; who comes from elsewhere is known by his cgroup.
+            mode = 0o666 if self._container(instance.id) else 0o600
             listener = bind(folder / "gate.sock", socket.SOCK_SEQPACKET, mode, BACKLOG, instance.owner)
         except OSError:
             if not resumed:
@@ -188,6 +197,8 @@ class Clients:
         try:
             await self._greet(door, sock, peer)
         except wire.ProtocolError as error:
+            if isinstance(error, wire.VersionError):  # it goes on by itself, and can say why
+                send_now(sock.fileno(), wire.refusal(door.instance.id, errno.EPROTO, str(error)))
             if (held := door.damper.note()) is not None:
                 log.warning("client dropped %s%s", pairs(instance=door.instance.id, pid=peer.pid, reason=error), held)
         finally:
@@ -205,8 +216,9 @@ class Clients:
         hello = wire.parse_hello(data)
         instance = door.instance
         # Its socket's mode keeps others out; this, those who were handed a descriptor of the folder or a connection.
-        if instance.owner and peer.uid not in (0, instance.owner):
-            self._turn_away(door, sock, peer, f"instance {instance.id[:64]} belongs to uid {instance.owner}")
+        if peer.uid not in (0, instance.owner) and not self._container(instance.id):
+            owner = f"uid {instance.owner}" if instance.owner else "root"
+            self._turn_away(door, sock, peer, f"instance {instance.id[:64]} belongs to {owner}")
             return
         if self._foreign(peer.pid, instance.id):
             self._turn_away(door, sock, peer, f"process {peer.pid} is not in container {instance.id[:64]}")
@@ -216,7 +228,7 @@ class Clients:
         if hello.info_only:
             idle = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # in the agent's place; nobody rings it
             try:
-                self._send_pages(door, sock, idle)
+                self._send_pages(door, sock, peer, idle)
             finally:
                 os.close(idle)
             await self._until_gone(sock, peer)
@@ -235,7 +247,7 @@ class Clients:
         door.attached.add(attachment)
         log.debug("attached %s", pairs(instance=instance.id, pid=peer.pid))
         try:
-            await self._until_gone(sock, peer)
+            await self._until_gone(sock, peer, attachment)
         finally:
             door.attached.discard(attachment)
             self._system.detach_process(attachment)
@@ -248,7 +260,7 @@ class Clients:
         try:
             attachment = self._system.attach_process(door.instance.id, peer.pid, ours)
             try:
-                self._send_pages(door, sock, theirs, attachment)
+                self._send_pages(door, sock, peer, theirs, attachment)
             except BaseException:
                 self._system.detach_process(attachment)
                 raise
@@ -258,38 +270,62 @@ class Clients:
             os.close(theirs)
 
     def _send_pages(
-        self, door: _Door, sock: trio.socket.SocketType, agent: int, attachment: Attachment | None = None
+        self, door: _Door, sock: trio.socket.SocketType, peer: Peer, agent: int, attachment: Attachment | None = None
     ) -> None:
         """Sends the welcome and the descriptors; without an attachment the slots are nobody's (``slot_gen`` 0)."""
         state, instance = self._system.state, door.instance
         regions = self._system.regions(instance.id)
         slots = {ticket.gpu: (ticket.slot, ticket.generation) for ticket in attachment.tickets} if attachment else {}
+        flags = wire.GPU_NOTES if self._take_in and attachment else 0
+        flags |= wire.GPU_PIDS if self._alike(peer.pid) else 0
         gpus, fds = [], [agent]
         for index, share in instance.shares.items():
             gpu, region = state.gpus[index], regions[index]
             slot, generation = slots.get(index, (0, 0))
-            gpus.append(wire.WelcomeGpu(uuid_bytes(gpu.uuid), index, slot, generation, share.memsize, gpu.memory))
+            gpus.append(
+                wire.WelcomeGpu(uuid_bytes(gpu.uuid), index, slot, generation, share.memsize, gpu.memory, flags)
+            )
             fds.extend((region.ctl_fd, region.report_fd, region.bell_fd))
         whole = [state.gpus[index] for index in instance.native]
         native = [wire.NativeGpu(uuid_bytes(gpu.uuid), gpu.index, gpu.memory) for gpu in whole]
         send_now(sock.fileno(), wire.welcome(instance.id, gpus, native), fds)
 
-    async def _until_gone(self, sock: trio.socket.SocketType, peer: Peer) -> None:
-        """Returns when the connection or its process ends. A client has nothing to say after its hello."""
+    async def _until_gone(
+        self, sock: trio.socket.SocketType, peer: Peer, attachment: Attachment | None = None
+    ) -> None:
+        """Returns when the connection or its process ends. Notes are answered meanwhile, one at a time."""
+        wrong: wire.ProtocolError | None = None
         async with trio.open_nursery() as nursery:
 
             async def process() -> None:
                 await trio.lowlevel.wait_readable(peer.pidfd)
                 nursery.cancel_scope.cancel()
 
+            async def notes() -> None:
+                while said := await sock.recv(wire.NOTE.size + 1):
+                    await self._take_note(sock, peer, attachment, wire.parse_note(said))
+
             nursery.start_soon(process)
             try:
-                said = await sock.recv(1)
+                await notes()
+            except wire.ProtocolError as error:
+                wrong = error
             except OSError:  # reset: it went away with something unread
-                said = b""
+                pass
             nursery.cancel_scope.cancel()
-        if said:
-            raise wire.ProtocolError("it sent more than a hello")
+        if wrong:
+            raise wrong
+
+    async def _take_note(
+        self, sock: trio.socket.SocketType, peer: Peer, attachment: Attachment | None, note: wire.Note
+    ) -> None:
+        if self._take_in is None or attachment is None or note.gpu not in {ticket.gpu for ticket in attachment.tickets}:
+            raise wire.ProtocolError("a note that nobody asked for")
+        await self._take_in(note.gpu, peer.pid)
+        try:
+            send_now(sock.fileno(), wire.note(note))
+        except BlockingIOError:
+            raise wire.ProtocolError("it does not read the answers to its notes") from None
 
     def _turn_away(self, door: _Door, sock: trio.socket.SocketType, peer: Peer, reason: str) -> None:
         self._refused(door, peer, reason)

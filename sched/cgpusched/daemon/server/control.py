@@ -93,7 +93,7 @@ class Control:
             return self._run(peer, request)
         if request.do == "create":
             assert request.id is not None
-            return {"id": self._create(peer, request.id, request.shares, ephemeral=False).id}
+            return {"id": self._create(peer, request.id, request, ephemeral=False).id}
         return self._destroy(peer, request)
 
     def _describe(self, instance: Instance) -> Answer:
@@ -110,9 +110,10 @@ class Control:
             "native": list(instance.native),
         }
 
-    def _create(self, peer: Peer, ident: str, shares: requests.Shares, ephemeral: bool) -> Instance:
+    def _create(self, peer: Peer, ident: str, request: requests.Request, ephemeral: bool) -> Instance:
+        shares, owner = request.shares, peer.uid if request.user is None else request.user
         command = Create(
-            ident, shares.gpus or (0,), shares.memsize, shares.weight, bool(shares.highprio), ephemeral, peer.uid
+            ident, shares.gpus or (0,), shares.memsize, shares.weight, bool(shares.highprio), ephemeral, owner
         )
         self.access.check_create(peer, command, self.state)
         instance = self.apply(command)
@@ -132,7 +133,7 @@ class Control:
         pidfd = os.dup(peer.pidfd)  # first: without it an instance would be made that nothing ends
         try:
             if instance is None:
-                made = instance = self._create(peer, request.id or self._new_id(), request.shares, ephemeral=True)
+                made = instance = self._create(peer, request.id or self._new_id(), request, ephemeral=True)
             else:
                 made = None
                 self._check_join(peer, instance, request)
@@ -149,9 +150,9 @@ class Control:
     def _check_join(self, peer: Peer, instance: Instance, request: requests.Request) -> None:
         what = f"run --id {request.id}"
         self.access.check_owner(peer, instance, what)
-        if request.shares.said:
-            raise CommandError(errno.EINVAL, f"{what}: that instance exists; gpu, mem, weight, highprio are for a new "
-                                             "one (the tree's files change this one)")
+        if request.shares.said or request.user is not None:
+            raise CommandError(errno.EINVAL, f"{what}: that instance exists; gpu, mem, weight, highprio, user are for "
+                                             "a new one (the tree's files change this one)")
         if self.lives.anchors(instance.id) >= ANCHORS_LIMIT:
             raise CommandError(errno.EAGAIN, f"{what}: {ANCHORS_LIMIT} processes were started in it already")
 

@@ -10,6 +10,9 @@ from typing import Any
 from cgpusched.errors import CommandError
 from cgpusched.units import show
 
+UID_END = (1 << 32) - 1
+"""-1 is nobody's."""
+
 
 @dataclass(frozen=True)
 class Shares:
@@ -30,14 +33,16 @@ class Request:
     do: str
     id: str | None
     shares: Shares
+    user: int | None = None
+    """uid that is to own the new instance."""
 
 
 _KEYS = {
     "list": frozenset[str](),
     "status": frozenset[str](),
     "destroy": frozenset({"id"}),
-    "create": frozenset({"id", "gpus", "memsize", "weight", "highprio"}),
-    "run": frozenset({"id", "gpus", "memsize", "weight", "highprio"}),
+    "create": frozenset({"id", "gpus", "memsize", "weight", "highprio", "user"}),
+    "run": frozenset({"id", "gpus", "memsize", "weight", "highprio", "user"}),
 }
 
 
@@ -65,7 +70,7 @@ def parse(line: bytes) -> Request:
     return Request(do, ident, Shares(
         _integers(do, data, "gpus"), _integers(do, data, "memsize"), _integer(do, data, "weight"),
         _boolean(do, data, "highprio"),
-    ))  # fmt: skip
+    ), _uid(do, data))  # fmt: skip
 
 
 def _is_integer(value: object) -> bool:
@@ -76,6 +81,13 @@ def _integer(do: str, data: dict[str, Any], key: str) -> int | None:
     value = data.get(key)
     if value is not None and not _is_integer(value):
         raise _wrong(f"{do}: {key} must be an integer, not negative")
+    return value
+
+
+def _uid(do: str, data: dict[str, Any]) -> int | None:
+    value = _integer(do, data, "user")
+    if value is not None and value >= UID_END:
+        raise _wrong(f"{do}: user must be a uid")
     return value
 
 

@@ -157,6 +157,8 @@ def main() -> None:
                 file.write(text)
         except OSError:
             pass
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:  # from a start, which goes before others (haste.py)
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     keeper.run()
 
 

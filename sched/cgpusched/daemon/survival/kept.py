@@ -69,6 +69,10 @@ class Kept:
         self._found = dict(found)
         self._store = store
         self._held: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+        """What take_bytes() read, by name."""
+        self._taken: set[str] = set()
+        """Names that the store still has, until keep() has said whether it goes on with them."""
         self.final = not found
         """Whether what is kept goes with this daemon. Else the next one goes on with it: also if this start fails."""
         self._ending = False
@@ -80,6 +84,7 @@ class Kept:
             fd = self._found.pop(name)
             if name == f"{kind}.{tag}":
                 chosen = fd
+                self._taken.add(name)
             else:
                 os.close(fd)
                 self._store.drop(name)
@@ -90,21 +95,32 @@ class Kept:
         fd = self.take(kind, tag)
         if fd is None:
             return b""
-        with open(fd, "rb") as file:
-            return os.pread(file.fileno(), 1 << 16, 0)
+        self._bytes[f"{kind}.{tag}"] = fd
+        return _content(fd)
 
     def keep(self, kind: str, tag: str, fd: int) -> None:
         """Has a copy of ``fd`` outlive us, in the place of what was kept of that kind."""
         for name in [name for name in self._held if name.partition(".")[0] == kind]:
             self._drop(name)
+        for name in [name for name in self._taken if name.partition(".")[0] == kind]:
+            self._taken.remove(name)
+            if name != f"{kind}.{tag}":
+                self._store.drop(name)
         name = f"{kind}.{tag}"
         self._held[name] = os.dup(fd)
         self._store.put(name, fd)
 
     def keep_bytes(self, kind: str, tag: str, content: bytes) -> None:
-        fd = os.memfd_create(kind, os.MFD_CLOEXEC)
-        try:
+        """What was taken is kept as it is: systemd's store takes a second file of one name beside the first."""
+        fd = self._bytes.pop(f"{kind}.{tag}", None)
+        if fd is not None and _content(fd) != content:
+            os.close(fd)
+            self._store.drop(f"{kind}.{tag}")
+            fd = None
+        if fd is None:
+            fd = os.memfd_create(kind, os.MFD_CLOEXEC)
             os.pwrite(fd, content, 0)
+        try:
             self.keep(kind, tag, fd)
         finally:
             os.close(fd)
@@ -151,18 +167,22 @@ class Kept:
 
     def close(self) -> None:
         """The copies; with ``final`` also what the store holds."""
-        for fd in [*self._found.values(), *self._held.values()]:
+        for fd in [*self._found.values(), *self._held.values(), *self._bytes.values()]:
             os.close(fd)
         if self.final:
             for name in [*self._found, *self._held]:
                 self._store.drop(name)
             self._store.end()
-        self._found.clear()
-        self._held.clear()
+        for owned in (self._found, self._held, self._bytes):
+            owned.clear()
 
     def _drop(self, name: str) -> None:
         os.close(self._held.pop(name))
         self._store.drop(name)
+
+
+def _content(fd: int) -> bytes:
+    return os.pread(fd, 1 << 16, 0)
 
 
 def _inode(path: Path) -> str:

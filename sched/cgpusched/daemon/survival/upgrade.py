@@ -75,6 +75,7 @@ class Upgrade:
                 log.error("not upgraded %s", pairs(reason=error))
                 continue
             await drain()
+            log.info("upgrade executes %s", pairs(program=self._command[0]))
             execute(self._command, held())
 
     async def _check(self) -> None:

@@ -1,0 +1,150 @@
+"""``cgpuctl setup systemd``: cgpud as a service of this node. ``--undo`` takes out the unit and what the daemon left.
+
+The unit that came with the package names /usr/bin/cgpud; written is the one beside this ``cgpuctl``. Changes of the
+administrator's belong in a drop-in (``systemctl edit cgpud``): a second setup writes the unit again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from cgpusched import config, files, store
+from cgpusched.driver.find import packaged
+from cgpusched.engines.setup import BINARY, KEPT
+from cgpusched.errors import UserError
+
+UNIT = Path("/etc/systemd/system/cgpud.service")
+BOOTED = Path("/run/systemd/system")
+"""Is there where systemd is PID 1 (sd_booted(3))."""
+PROGRAM = "/usr/bin/cgpud"
+MARK = "# Written by cgpuctl setup systemd."
+_PLAIN = re.compile(r"[A-Za-z0-9/._+@:-]+")
+
+
+def run(unit: Path = UNIT, *, undo: bool = False, dry_run: bool = False) -> list[str]:
+    """Does it, and gives the lines to show. UserError: it could not be done, or not to its end."""
+    old = _read(unit)
+    if old and not old.startswith(MARK):
+        raise UserError(f"{unit} is not ours: cgpuctl setup systemd has not written it")
+    new = "" if undo else unit_text(_program())
+    if dry_run:
+        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(unit), f"{unit} (new)", lineterm="")
+        return list(lines) or [f"{unit}: nothing to change"]
+    if shutil.which("systemctl") is None:
+        raise UserError("there is no systemctl on this node")
+    return _take_out(unit, old) if undo else _put_in(unit, old, new)
+
+
+def unit_text(program: str) -> str:
+    """The packaged unit, for that cgpud."""
+    return f"{MARK}\n{packaged('systemd/cgpud.service').read_text('utf-8').replace(PROGRAM, program)}"
+
+
+def _put_in(unit: Path, old: str, new: str) -> list[str]:
+    lines = [f"{unit}: nothing to change"]
+    if new != old:
+        try:
+            unit.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(unit, new.encode(), 0o644, sync=True)
+        except OSError as error:
+            raise UserError(f"{unit} cannot be written: {error.strerror}") from None
+        lines = [f"{unit}: written"]
+    if not BOOTED.is_dir():
+        _systemctl("enable", unit.name)
+        return [*lines, "cgpud starts with the node; systemd does not run here now"]
+    _systemctl("daemon-reload")
+    ran = _systemctl("is-active", "--quiet", unit.name, check=False)
+    _systemctl("enable", "--now", unit.name)
+    if not ran:
+        return [*lines, "cgpud runs, and starts with the node"]
+    return [*lines, "cgpud ran already, and goes on; systemctl restart cgpud makes it follow a changed unit"]
+
+
+def _take_out(unit: Path, old: str) -> list[str]:
+    lines = [f"{unit}: nothing to change"]
+    if old:
+        if BOOTED.is_dir():
+            _systemctl("disable", "--now", unit.name)
+        else:
+            _systemctl("disable", unit.name)
+        unit.unlink()
+        lines = [f"{unit}: removed"]
+        if BOOTED.is_dir():
+            _systemctl("daemon-reload")
+            _systemctl("reset-failed", unit.name, check=False)
+    return lines + _clean()
+
+
+def _clean() -> list[str]:
+    """Removes what the daemon made, where nothing can need it any more; says what was removed, and what stays."""
+    here, usual = config.load(None, argparse.Namespace()), config.Config()
+    runtime, lib = usual.runtime_dir, usual.lib_dir
+    if (here.runtime_dir, here.lib_dir) != (runtime, lib):
+        return [f"{here.runtime_dir} and {here.lib_dir} stay: the configuration names them"]
+    try:
+        with open(runtime / "cgpud.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if count := _instances(runtime / "state.json"):
+                return [f"{runtime} and {lib} stay: there are instances ({count}); once more when they have gone"]
+    except FileNotFoundError:
+        pass
+    except BlockingIOError:
+        return [f"{runtime} and {lib} stay: a cgpud that systemd did not start runs"]
+    engines = sorted(one.stem for one in KEPT.glob("*.json"))
+    gone = [runtime, lib, *([] if engines else [BINARY.parent, KEPT])]
+    lines = [f"{folder}: removed" for folder in gone if folder.is_dir()]
+    try:
+        for folder in filter(Path.is_dir, gone):
+            shutil.rmtree(folder)
+        if not engines and lib.parent.is_dir() and not os.listdir(lib.parent):
+            lib.parent.rmdir()
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be removed: {error.strerror}") from None
+    if engines:
+        lines.append(f"{BINARY.parent} stays: {', '.join(engines)} calls what is there (cgpuctl setup ENGINE --undo)")
+    return lines
+
+
+def _instances(state: Path) -> int:
+    try:
+        return len(store.load(state.read_bytes()).instances)
+    except (FileNotFoundError, store.StoreError):
+        return 0
+
+
+def _program() -> str:
+    """The cgpud that belongs to this cgpuctl. UserError: there is none, or its path means something in a unit."""
+    folders = [str(Path(sys.argv[0]).absolute().parent), sysconfig.get_path("scripts"), os.environ.get("PATH", "")]
+    program = shutil.which("cgpud", path=os.pathsep.join(folders))
+    if program is None:
+        raise UserError(f"there is no cgpud beside cgpuctl: {folders[0]}")
+    if not _PLAIN.fullmatch(program):
+        raise UserError(f"{program}: a unit cannot name such a path as it is; install cgpud where there is a plain one")
+    return program
+
+
+def _read(unit: Path) -> str:
+    try:
+        return unit.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{unit} cannot be read: {error}") from None
+
+
+def _systemctl(*words: str, check: bool = True) -> bool:
+    """Whether it did that. UserError, with ``check``: it did not."""
+    done = subprocess.run(["systemctl", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        said = next(iter(done.stderr.strip().splitlines()), f"it ended with {done.returncode}")
+        raise UserError(f"systemctl {' '.join(words)}: {said} (journalctl -u cgpud)")
+    return done.returncode == 0
