@@ -153,8 +153,8 @@ def test_a_runtime_that_is_killed_while_the_daemon_is_silent_leaves_nothing(runc
     try:
         if verb == "hook":
             wait_until(lambda: instances(runc.node) == [ident], "it to be registered")
-            runc.node.kill_daemon(signal.SIGSTOP)
-            with open(door, "w") as opened:
+            with open(door, "w") as opened:  # once it is read, the container's mounts are made, which need the daemon
+                runc.node.kill_daemon(signal.SIGSTOP)
                 opened.write("go on\n")
         wait_until(lambda: waits_for_the_daemon(process.pid), "a program of ours to ask")
     finally:

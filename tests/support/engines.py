@@ -24,8 +24,9 @@ from typing import Any
 import pytest
 from node import ROOT, wait_until
 
-PACKAGES = ("docker.io", "docker-cli?", "containerd", "runc", "crun", "podman")
-"""With a question mark, if the release has one of that name: Debian 13 has Docker's client in a package of its own."""
+PACKAGES = ("docker.io", "docker-cli?", "containerd", "runc", "crun", "podman", "netavark?")
+"""With a question mark, if the release has one of that name: Debian 13 has Docker's client in a package of its own, and its
+podman does nothing without netavark."""
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 
 
@@ -71,7 +72,8 @@ def environment(root: Path, *before: Path) -> dict[str, str]:
     unpacked = [root / part for part in ("usr/bin", "usr/sbin", "usr/libexec/podman")]
     folders = [*before, *unpacked, *os.environ["PATH"].split(":")]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("CGPU_", "DOCKER_", "LD_"))}
-    return {**kept, "PATH": ":".join(map(str, folders)), "LD_LIBRARY_PATH": library_path(root)}
+    return {**kept, "PATH": ":".join(map(str, folders)), "LD_LIBRARY_PATH": library_path(root),
+            "CONTAINERS_HELPER_BINARY_DIR": f"{root}/usr/lib/podman"}
 
 
 def library_path(root: Path) -> str:
