@@ -146,17 +146,14 @@ static int ledger_lock(struct cgpu_report *report)
     }
 }
 
-/* The slot the daemon gave us, clean: what a dead predecessor held is given back. */
+/* The slot the daemon gave us, clean: what a dead predecessor held is given back. The total may still have it, or not any more:
+ * it is at least the sum of the slots, and added up by who would be refused (csrc/hook/account.c). */
 static int take_slot(struct cgpu_report *report, const struct cgpu_welcome_gpu *gpu)
 {
     struct cgpu_slot *slot = &report->slot[gpu->slot];
     int error = ledger_lock(report);
     if (error)
         return error;
-    if (load_relaxed(&slot->gen)) {
-        uint64_t held = load_relaxed(&slot->mem_used), total = load_relaxed(&report->mem_total_used);
-        store_relaxed(&report->mem_total_used, total > held ? total - held : 0);
-    }
     store_release(&slot->gen, 0); /* the daemon must not take what follows for a live process's */
     memset((char *)slot + offsetof(struct cgpu_slot, opened), 0, sizeof *slot - offsetof(struct cgpu_slot, opened));
     store_relaxed(&slot->pid, (uint32_t)getpid());

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shared import put
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -98,10 +99,10 @@ class Page:
         self.beating = True
 
     def put(self, offset: int, value: int) -> None:
-        struct.pack_into("<Q", self.ctl, offset, value)
+        put(self.ctl, offset, "<Q", value)
 
     def overlap(self, ns: int) -> None:
-        struct.pack_into("<I", self.ctl, 200, ns)
+        put(self.ctl, 200, "<I", ns)
 
     @property
     def grant(self) -> int:
@@ -176,7 +177,7 @@ class Daemon:
         fds = [theirs.fileno()]
         welcome = struct.pack("<IIiI", MAGIC, VERSION, 0, len(self.pages)) + b"i".ljust(136, b"\0") + bytes(128)
         for index, page in enumerate(self.pages):
-            struct.pack_into("<I", page.ctl, 320 + 4 * slot, slot + 1)
+            put(page.ctl, 320 + 4 * slot, "<I", slot + 1)
             fds += [page.ctl_fd, page.report_fd, page.bell]
             welcome += bytes([index + 1]) * 16 + struct.pack("<IIIIQQ", index, slot, slot + 1, 0, 1 << 34, 1 << 35)
         welcome = welcome.ljust(280 + 48 * 16, b"\0")
@@ -192,7 +193,7 @@ class Daemon:
         connection.close()
         agent.close()
         for page in self.pages:
-            struct.pack_into("<I", page.ctl, 320 + 4 * slot, 0)
+            put(page.ctl, 320 + 4 * slot, "<I", 0)
 
     def grant(self, deadline_in_ns: int = 0, gpu: int = 0) -> int:
         page = self.pages[gpu]
@@ -216,7 +217,7 @@ class Daemon:
                     agent.send((1).to_bytes(8, "little"))
 
     def flags(self, value: int) -> None:
-        struct.pack_into("<I", self.page.ctl, 80, value)
+        put(self.page.ctl, 80, "<I", value)
 
     def kill(self) -> None:
         """Dies: sockets close, hearts stop."""

@@ -6,6 +6,8 @@ import struct
 import time
 from collections.abc import Callable
 
+from shared import put
+
 from cgpusched.gate import Gate, Region, agent_channel
 
 MS, S = 1_000_000, 1_000_000_000
@@ -69,7 +71,7 @@ class FakeClient:
     def set(self, **values: int) -> None:
         for name, value in values.items():
             offset, kind = SLOT[name]
-            struct.pack_into(kind, self.report_map, SLOTS_AT + SLOT_SIZE * self.slot + offset, value)
+            put(self.report_map, SLOTS_AT + SLOT_SIZE * self.slot + offset, kind, value)
 
     def get(self, name: str) -> int:
         offset, kind = SLOT[name]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared import put
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -95,7 +96,7 @@ class Ctl:
             self.map = mmap.mmap(file.fileno(), 0)
 
     def set(self, offset: int, value: int, form: str = "Q") -> None:
-        struct.pack_into(form, self.map, offset, value)
+        put(self.map, offset, form, value)
 
     def get(self, offset: int, form: str = "Q") -> int:
         return int(struct.unpack_from(form, self.map, offset)[0])

@@ -15,7 +15,7 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_ushort, c_void_p
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from conftest import GIB, MIB, OOM, ROOT, Hook  # noqa: E402
 
 SIM = ROOT / "sched/cgpusched/lib/sim"

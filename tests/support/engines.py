@@ -25,8 +25,8 @@ import pytest
 from node import ROOT, wait_until
 
 PACKAGES = ("docker.io", "docker-cli?", "containerd", "runc", "crun", "podman", "netavark?")
-"""With a question mark, if the release has one of that name: Debian 13 has Docker's client in a package of its own, and its
-podman does nothing without netavark."""
+"""With a question mark, if the release has one of that name: Debian 13 has Docker's client in a package of its own, and
+its podman does nothing without netavark."""
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 
 
