@@ -10,6 +10,7 @@ void gate_clear_marks(const struct gate *g);
 
 uint64_t gate_joined(void); /* when, ns */
 int gate_own_socket(void);  /* gate_socket(), after a look whether it still is the connection */
+bool gate_owns(int fd);     /* it still is our connection, not what the program has opened under its number */
 /* Reads what the daemon sends after its welcome. false: the connection has ended. Any thread may. */
 bool gate_hear(int fd);
 void gate_nap(uint64_t ns);

@@ -194,7 +194,7 @@ static bool commit(struct offer *offer, const int place[CGPU_MAX_GPUS])
     if (kick >= 0)
         settle(&kick_fd, kick);
     settle(&sock, offer->sock);
-    sock_ino = inode(sock);
+    store_relaxed(&sock_ino, inode(sock));
     store_relaxed(&joined_ns, now_ns());
     store_release(&count, most);
     away = false;
@@ -221,6 +221,8 @@ int gate_own_socket(void)
     hook_lock_drop(&joining);
     return fd;
 }
+
+bool gate_owns(int fd) { return inode(fd) == load_relaxed(&sock_ino); }
 
 static int attach(uint64_t until, struct cgpu_welcome *welcome)
 {

@@ -17,6 +17,8 @@ static uint32_t number, heard; /* of the last note; of the last answer */
 bool gate_hear(int fd)
 {
     struct cgpu_note note;
+    if (!gate_owns(fd))
+        return false;
     ssize_t n = recv(fd, &note, sizeof note, MSG_DONTWAIT);
     if (n == (ssize_t)sizeof note)
         store_release(&heard, note.number);
@@ -30,7 +32,7 @@ static bool answered(uint32_t mine)
 
 static bool ask(const struct gate *g, uint64_t patience_ns)
 {
-    int fd = gate_own_socket();
+    int fd = gate_socket() < 0 ? -1 : gate_own_socket(); /* a rejoin under way, which takes its time, is not waited for */
     struct cgpu_note note = {.gpu = load_relaxed(&g->ctl->gpu), .number = __atomic_add_fetch(&number, 1, __ATOMIC_RELAXED)};
     if (fd < 0 || send(fd, &note, sizeof note, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof note)
         return false;

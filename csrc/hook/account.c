@@ -82,6 +82,11 @@ static void add_up(struct account *account, struct cgpu_report *report)
         if ((load_relaxed(&ctl->slot_gen[i]) && load_relaxed(&slot->gen)) || slot == account->slot)
             total += load_relaxed(&slot->mem_used);
     }
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (load_relaxed(&ctl->generation) != account->generation) { /* a new daemon's page came in between */
+        repair(account, report);
+        return;
+    }
     store_relaxed(&report->mem_total_used, total);
 }
 

@@ -138,6 +138,7 @@ struct making {
     int cancel; /* as the thread had it: it must not end with the lock */
 };
 static struct hook_lock making_lock; /* two threads that want the primary context make one */
+static CGPU_TLS bool making_here;    /* what the driver calls back from in there may make another */
 
 static bool primary_is_active(CUdevice device)
 {
@@ -149,6 +150,7 @@ static bool primary_is_active(CUdevice device)
 
 static void making_over(const struct making *making)
 {
+    making_here = false;
     hook_lock_drop(&making_lock);
     pthread_setcancelstate(making->cancel, NULL);
 }
@@ -158,11 +160,12 @@ static bool making_begin(struct making *making, CUdevice device, bool primary)
 {
     *making = (struct making){.gpu = hook_gpus() ? hook_gpu_of_device(device) : -1};
     struct gate *gate = making->gpu >= 0 && making->gpu < gate_count() ? gate_of(making->gpu) : NULL;
-    if (!gate || !load_relaxed(&gate->slot) || !(load_relaxed(&gate->told) & CGPU_GPU_NOTES) ||
+    if (making_here || !gate || !load_relaxed(&gate->slot) || !(load_relaxed(&gate->told) & CGPU_GPU_NOTES) ||
         (primary && primary_is_active(device)))
         return true;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &making->cancel);
     hook_lock_take(&making_lock);
+    making_here = true;
     if (primary && primary_is_active(device)) { /* by another thread meanwhile */
         making_over(making);
         return true;
@@ -449,5 +452,6 @@ void context_after_fork(void)
     greens = NULL;
     greens_lock = (struct hook_lock){0};
     primary = making_lock = (struct hook_lock){0};
+    making_here = false;
     last.context = NULL;
 }

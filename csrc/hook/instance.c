@@ -237,7 +237,9 @@ static enum joined join_socket(const char *socket_path, bool for_nvml)
                  (int)sizeof welcome.text, welcome.text);
     if (error < 0)
         return load_relaxed(&joined) == JOINED_INFO ? JOINED_INFO : join_fallback(socket_path, error);
-    int own = set_gpus(found, read_welcome(&welcome, found));
+    int count = read_welcome(&welcome, found);
+    /* one may have been lost since it joined for NVML alone: the places of the others stay */
+    int own = (int)welcome.ngpus < gate_count() ? hook_gpus() : set_gpus(found, count);
     for (int gpu = 0; gpu < own; gpu++)
         account_enter(gpu);
     return for_nvml ? JOINED_INFO : JOINED_FULL;

@@ -77,8 +77,8 @@ static uint32_t new_number_of(const void *owner)
 void ledger_retag_owner(const void *from, const void *to)
 {
     hook_lock_take(&owners_lock);
-    uint32_t number = from ? number_of(from) : 0;
-    if (number)
+    /* it may have two: a thread that allocated while it was named otherwise, and then it was named back */
+    for (uint32_t number; from && (number = number_of(from)) != 0;)
         store_relaxed(&owners[number], to);
     hook_lock_drop(&owners_lock);
 }
@@ -274,12 +274,9 @@ static void drop_from(enum ledger_kind kind, struct table *table, uint32_t numbe
     }
 }
 
-void ledger_drop_owner(const void *owner)
+static void drop_number(uint32_t number)
 {
     uint64_t bytes[CGPU_MAX_GPUS] = {0};
-    uint32_t number = owner ? number_of(owner) : 0;
-    if (!number)
-        return;
     for (enum ledger_kind kind = 0; !is_note(kind); kind++)
         for (int i = 0; i < SHARDS; i++) {
             struct shard *shard = &shards[kind][i];
@@ -292,6 +289,12 @@ void ledger_drop_owner(const void *owner)
     hook_lock_drop(&owners_lock);
     for (int gpu = 0; gpu < CGPU_MAX_GPUS; gpu++)
         ledger_refund(gpu, bytes[gpu]);
+}
+
+void ledger_drop_owner(const void *owner)
+{
+    for (uint32_t number; owner && (number = number_of(owner)) != 0;)
+        drop_number(number);
 }
 
 void ledger_after_fork(void)

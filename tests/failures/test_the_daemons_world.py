@@ -17,13 +17,17 @@ GIB = 1 << 30
 YEAR = 365 * 86400
 
 
+def instances(node: Node) -> dict[str, dict[str, Any]]:
+    return {one["id"]: one for gpu in node.status()["gpus"] for one in gpu["instances"]}
+
+
 def instance(node: Node, ident: str) -> dict[str, Any]:
-    gpus = node.status()["gpus"]
-    return next(one for gpu in gpus for one in gpu["instances"] if one["id"] == ident)  # type: ignore[no-any-return]
+    return instances(node)[ident]
 
 
 def run_on(node: Node, *idents: str) -> None:
     """All of them get device time."""
+    wait_until(lambda: set(idents) <= set(instances(node)), "all to be there")
     before = {ident: instance(node, ident)["busy_ns"] for ident in idents}
     wait_until(lambda: all(instance(node, ident)["busy_ns"] > before[ident] + 10**8 for ident in idents), "all to run")
 

@@ -1,5 +1,6 @@
 """``cgpuctl setup systemd`` on a booted systemd, and its ``--undo``."""
 
+import fcntl
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from node import BIN
 from nspawn import Machine, machine
 from nspawn_host import CONFIG
 
+from cgpusched import config
 from cgpusched.engines import systemd
 from cgpusched.errors import UserError
 
@@ -50,6 +52,9 @@ def test_set_up_twice_and_undone(tmp_path: Path) -> None:
         guest("cgpuctl", "destroy", "kept")
         guest.path("/var/lib/cgpud/setup").mkdir()
         guest.path("/var/lib/cgpud/setup/docker.json").write_text("{}")
+        would = lines(guest, "--undo", "--dry-run")
+        assert [f"{folder}: would be removed" for folder in ("/run/cgpud", "/var/lib/cgpud/lib")] == would[-3:-1]
+        assert f"-{systemd.MARK}" in would and guest("systemctl", "is-active", "cgpud").stdout == "active\n"
         assert "/var/lib/cgpud/bin stays: docker" in lines(guest, "--undo")[-1]
         assert guest.path("/var/lib/cgpud/bin/cgpu-runtime").exists()
         guest.path("/var/lib/cgpud/setup/docker.json").unlink()
@@ -105,6 +110,67 @@ def test_a_path_that_means_something_in_a_unit_is_refused(
     with pytest.raises(UserError, match="a unit cannot name such a path"):
         systemd.run(tmp_path / "cgpud.service")
     assert not (tmp_path / "cgpud.service").exists()
+
+
+@pytest.fixture
+def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.Config:
+    """Folders as a daemon left them, and all else in a place of its own."""
+    found = config.Config(mount=tmp_path / "tree", runtime_dir=tmp_path / "run", lib_dir=tmp_path / "var/lib")
+    for folder in (found.mount, found.runtime_dir / "view", found.lib_dir, tmp_path / "var/bin", tmp_path / "cdi"):
+        folder.mkdir(parents=True)
+    (found.runtime_dir / "cgpud.lock").touch()
+    monkeypatch.setattr(config, "Config", lambda: found)
+    monkeypatch.setattr(config, "load", lambda *_: found)
+    monkeypatch.setattr(systemd, "BINARY", tmp_path / "var/bin/cgpu-runtime")
+    monkeypatch.setattr(systemd, "KEPT", tmp_path / "var/setup")
+    monkeypatch.setattr(systemd, "CDI", tmp_path / "cdi/cgpu.json")
+    return found
+
+
+@pytest.mark.parametrize("where", ["run/view", "tree"])
+def test_what_is_still_mounted_is_not_walked_into(
+    offline: Path, left: config.Config, tmp_path: Path, where: str
+) -> None:
+    place = tmp_path / where
+    done = subprocess.run(["mount", "-t", "tmpfs", "cgpu-test", place], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        (place / "kept").touch()
+        said = systemd.run(tmp_path / "cgpud.service", undo=True)[-1]
+        assert f"stay: {place} is still mounted" in said and (place / "kept").exists() and left.lib_dir.exists()
+    finally:
+        subprocess.run(["umount", place], check=True)
+    systemd.run(tmp_path / "cgpud.service", undo=True)
+    assert not left.runtime_dir.exists() and not left.lib_dir.parent.exists()
+
+
+def test_undo_says_beforehand_what_would_go(offline: Path, left: config.Config, tmp_path: Path) -> None:
+    folders = (left.runtime_dir, left.lib_dir, tmp_path / "var/bin")
+    assert systemd.run(tmp_path / "cgpud.service", undo=True, dry_run=True)[1:] == [
+        f"{folder}: would be removed" for folder in folders]
+    assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_cdi_specification_calls_the_runtime(offline: Path, left: config.Config, tmp_path: Path) -> None:
+    systemd.CDI.touch()
+    said = systemd.run(tmp_path / "cgpud.service", undo=True)[-1]
+    assert f"stays: {systemd.CDI} calls what is there" in said and systemd.BINARY.parent.is_dir()
+    assert not left.lib_dir.exists()
+
+
+def test_a_cgpud_that_systemd_did_not_start_is_to_end_first(
+    offline: Path, left: config.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systemd, "BOOTED", tmp_path)
+    (tmp_path / "systemctl").write_text('#!/bin/sh\n[ "$1" != is-active ]\n')
+    unit = tmp_path / "cgpud.service"
+    with open(left.runtime_dir / "cgpud.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="systemd did not start runs: end it first"):
+            systemd.run(unit)
+        assert not unit.exists()
+    assert systemd.run(unit) == [f"{unit}: written", "cgpud runs, and starts with the node"]
 
 
 @pytest.mark.parametrize("option", ["--config=/x", "--runtime=/x", "--pid-file=/x", "--no-default", "--gpus-hook",

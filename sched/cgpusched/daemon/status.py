@@ -43,8 +43,8 @@ class Status:
         self._keep(self._system.tally())
 
     def answer(self) -> dict[str, Any]:
-        self.keep()  # first: what somebody has seen may not be less in a successor's answer
         gpus = [dataclasses.asdict(gpu) for gpu in self._system.usage()]
+        self.keep()  # after: what is stored is as much or more, and a successor's answer may not be less than this one
         for gpu in gpus:
             gpu["free_weight"] = self._system.state.free_weight(gpu["index"])
             gpu["free_memory"] = self._system.state.free_memory(gpu["index"])

@@ -432,7 +432,9 @@ class System:
         return Tally(
             {(ident, gpus[gpu].uuid): self._totals(ident, gpu, self.gate.usage(region))
              for ident, made in self._regions.items() for gpu, region in made.items()},
-            {gpu.uuid: self._gpu_totals(gpu.index, self.gate.gpu_usage(gpu.index)) for gpu in gpus.values()},
+            # a GPU that is absent for one start may come back
+            {**self._past.gpus,
+             **{gpu.uuid: self._gpu_totals(gpu.index, self.gate.gpu_usage(gpu.index)) for gpu in gpus.values()}},
         )  # fmt: skip
 
     def upgrade_state(self) -> str:

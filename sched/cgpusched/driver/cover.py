@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cgpusched.driver import inside
 from cgpusched.driver.names import CUDA, FOLDERS, NVML, REAL, Driver
 
 LIBRARY = re.compile(r"(libcuda|libnvidia-ml)\.so(\.[0-9.]+)?")
@@ -74,8 +75,7 @@ def plan(lib: Path, driver: Driver, place: Path | None = None, root: Path = Path
             if target is None or target in seen or target.parent.name == "stubs" or target.is_relative_to(place / REAL):
                 continue
             seen.add(target)
-            inside = _inside(root, target)
-            if _identity(inside) not in ours and _is_library(inside):
+            if _identity(_inside(root, target)) not in ours and _is_library(root, target):
                 binds.append(Bind(lib / (NVML if name.startswith("libnvidia") else CUDA), target))
     return binds
 
@@ -110,7 +110,7 @@ def resolve(root: Path, path: Path) -> Path | None:
 def _cached(root: Path) -> Iterator[Path]:
     """The folders that the loader's cache names for the two libraries."""
     file = resolve(root, CACHE)
-    content = _head(_inside(root, file), CACHE_MAX) if file else b""
+    content = _head(root, file, CACHE_MAX) if file else b""
     # Its paths are NUL-terminated strings in every format there has been.
     for path in re.findall(rb"/[^\0]*/lib(?:cuda|nvidia-ml)\.so[^\0/]*(?=\0)", content):
         yield Path(os.fsdecode(path)).parent
@@ -147,18 +147,16 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _is_library(path: Path) -> bool:
+def _is_library(root: Path, path: Path) -> bool:
     """Whether it is a file that the loader would take: ELF, 64 bits, little-endian, shared, x86-64."""
-    head = _head(path, 20)
+    head = _head(root, path, 20)
     return head[:6] == b"\x7fELF\x02\x01" and head[16:20] == b"\x03\x00\x3e\x00"
 
 
-def _head(path: Path, size: int) -> bytes:
-    """The beginning of a file; nothing of what is none, or cannot be read. Waits for no FIFO and no device."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+def _head(root: Path, path: Path, size: int) -> bytes:
+    """The beginning of a file; nothing of what is none, or cannot be read."""
     try:
-        with open(os.open(path, flags), "rb") as file:
-            return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        return inside.read(root, path, size)
     except OSError:
         return b""
 

@@ -27,6 +27,8 @@ BOOTED = Path("/run/systemd/system")
 """Is there where systemd is PID 1 (sd_booted(3))."""
 PROGRAM = "/usr/bin/cgpud"
 MARK = "# Written by cgpuctl setup systemd."
+CDI = Path("/etc/cdi/cgpu.json")
+"""Where docs/containers.md has the CDI specification written; its hook is cgpu-runtime, too."""
 _PLAIN = re.compile(r"[A-Za-z0-9/._+@:-]+")
 
 
@@ -38,7 +40,7 @@ def run(unit: Path = UNIT, *, undo: bool = False, dry_run: bool = False) -> list
     new = "" if undo else unit_text(_program())
     if dry_run:
         lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(unit), f"{unit} (new)", lineterm="")
-        return list(lines) or [f"{unit}: nothing to change"]
+        return [*(list(lines) or [f"{unit}: nothing to change"]), *(_clean(True, _active(unit)) if undo else [])]
     if shutil.which("systemctl") is None:
         raise UserError("there is no systemctl on this node")
     return _take_out(unit, old) if undo else _put_in(unit, old, new)
@@ -50,6 +52,9 @@ def unit_text(program: str) -> str:
 
 
 def _put_in(unit: Path, old: str, new: str) -> list[str]:
+    booted, ran = BOOTED.is_dir(), _active(unit)
+    if booted and not ran and _is_held(config.load(None, argparse.Namespace()).runtime_dir):
+        raise UserError("a cgpud that systemd did not start runs: end it first")
     lines = [f"{unit}: nothing to change"]
     if new != old:
         try:
@@ -58,11 +63,10 @@ def _put_in(unit: Path, old: str, new: str) -> list[str]:
         except OSError as error:
             raise UserError(f"{unit} cannot be written: {error.strerror}") from None
         lines = [f"{unit}: written"]
-    if not BOOTED.is_dir():
+    if not booted:
         _systemctl("enable", unit.name)
         return [*lines, "cgpud starts with the node; systemd does not run here now"]
     _systemctl("daemon-reload")
-    ran = _systemctl("is-active", "--quiet", unit.name, check=False)
     _systemctl("enable", "--now", unit.name)
     if not ran:
         return [*lines, "cgpud runs, and starts with the node"]
@@ -84,34 +88,62 @@ def _take_out(unit: Path, old: str) -> list[str]:
     return lines + _clean()
 
 
-def _clean() -> list[str]:
-    """Removes what the daemon made, where nothing can need it any more; says what was removed, and what stays."""
+def _clean(dry_run: bool = False, ours: bool = False) -> list[str]:
+    """Removes what the daemon made, where nothing can need it any more; says what was removed, and what stays.
+
+    ``dry_run``: only says what would be. ``ours``: what runs and is mounted now is the unit's, which will have ended.
+    """
     here, usual = config.load(None, argparse.Namespace()), config.Config()
     runtime, lib = usual.runtime_dir, usual.lib_dir
     if (here.runtime_dir, here.lib_dir) != (runtime, lib):
         return [f"{here.runtime_dir} and {here.lib_dir} stay: the configuration names them"]
+    if not ours and _is_held(runtime):
+        return [f"{runtime} and {lib} stay: a cgpud that systemd did not start runs"]
+    if count := _instances(runtime / "state.json"):
+        return [f"{runtime} and {lib} stay: there are instances ({count}); once more when they have gone"]
+    engines = sorted(one.stem for one in KEPT.glob("*.json"))
+    callers = [*engines, *([str(CDI)] if CDI.exists() else [])]
+    gone = [folder for folder in (runtime, lib, *([] if callers else [BINARY.parent, KEPT])) if folder.is_dir()]
+    if not ours and (mounts := _mounts(here.mount, gone)):
+        return [f"{runtime} and {lib} stay: {mounts[0]} is still mounted; umount it, or once more in a "
+                "minute, when the keeper of a cgpud that was killed lets it go"]
+    lines = [f"{folder}: {'would be removed' if dry_run else 'removed'}" for folder in gone]
+    if not dry_run:
+        _remove(gone, None if callers else lib.parent)
+    if callers:
+        lines.append(f"{BINARY.parent} stays: {', '.join(callers)} calls what is there "
+                     f"(cgpuctl setup ENGINE --undo{f'; rm {CDI}' if CDI.exists() else ''})")
+    return lines
+
+
+def _remove(folders: list[Path], above: Path | None) -> None:
+    """The folders, and ``above`` if nothing is left in it."""
+    try:
+        for folder in folders:
+            shutil.rmtree(folder)
+        if above and above.is_dir() and not os.listdir(above):
+            above.rmdir()
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be removed: {error.strerror}") from None
+
+
+def _is_held(runtime: Path) -> bool:
+    """Whether a cgpud has that folder."""
     try:
         with open(runtime / "cgpud.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if count := _instances(runtime / "state.json"):
-                return [f"{runtime} and {lib} stay: there are instances ({count}); once more when they have gone"]
     except FileNotFoundError:
-        pass
+        return False
     except BlockingIOError:
-        return [f"{runtime} and {lib} stay: a cgpud that systemd did not start runs"]
-    engines = sorted(one.stem for one in KEPT.glob("*.json"))
-    gone = [runtime, lib, *([] if engines else [BINARY.parent, KEPT])]
-    lines = [f"{folder}: removed" for folder in gone if folder.is_dir()]
-    try:
-        for folder in filter(Path.is_dir, gone):
-            shutil.rmtree(folder)
-        if not engines and lib.parent.is_dir() and not os.listdir(lib.parent):
-            lib.parent.rmdir()
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be removed: {error.strerror}") from None
-    if engines:
-        lines.append(f"{BINARY.parent} stays: {', '.join(engines)} calls what is there (cgpuctl setup ENGINE --undo)")
-    return lines
+        return True
+    return False
+
+
+def _mounts(tree: Path, folders: list[Path]) -> list[str]:
+    """What is mounted at ``tree`` or in ``folders``. Looks at none of it: without its daemon it would not answer."""
+    lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+    places = [Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split()[4])) for line in lines]
+    return [str(place) for place in places if place == tree or any(place.is_relative_to(one) for one in folders)]
 
 
 def _instances(state: Path) -> int:
@@ -139,6 +171,11 @@ def _read(unit: Path) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{unit} cannot be read: {error}") from None
+
+
+def _active(unit: Path) -> bool:
+    return BOOTED.is_dir() and bool(shutil.which("systemctl")) and _systemctl(
+        "is-active", "--quiet", unit.name, check=False)
 
 
 def _systemctl(*words: str, check: bool = True) -> bool:

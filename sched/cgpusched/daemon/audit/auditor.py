@@ -110,7 +110,9 @@ class Auditor:
             self._bell = trio.Event()
             asked, self._asked = self._asked, {}
             for gpu, one in asked.items():
-                await self._count(self._system.state.gpus[gpu], one.pids)
+                trouble = self._trouble.get(gpu)
+                if not (trouble and trouble.reason):  # else it would keep the other GPUs' processes waiting
+                    await self._count(self._system.state.gpus[gpu], one.pids)
                 one.done.set()
             await trio.sleep(COUNT_PAUSE)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 from cgpusched import files
 from cgpusched.containers import preload, spec
 from cgpusched.containers.variables import Ask
-from cgpusched.driver import cover, search
+from cgpusched.driver import cover, inside, search
 from cgpusched.driver.find import packaged
 from cgpusched.driver.names import CUDA, NVML, REAL, Driver
 from cgpusched.engines.setup import install_runtime
@@ -199,12 +197,8 @@ def _own_preload(root: Path) -> tuple[Path, bytes] | None:
     place = cover.resolve(root, Path(preload.FILE))
     if place is None or not str(place).isprintable():
         return None
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        with open(os.open(root / place.relative_to("/"), flags), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            own = file.read(preload.SIZE_MAX + 1)
+        own = inside.read(root, place, preload.SIZE_MAX + 1)
     except FileNotFoundError:
         return place, b""
     except OSError:
