@@ -114,10 +114,14 @@ def test_idle_holder_that_took_it_again_is_seen(gate):
     first, second = instances(gate, "a", "b")
     with FakeClient(gate, first) as a, FakeClient(gate, second) as b:
         a.ask()
-        word = a.accept()
-        a.let_go(word, idle=True)
-        eventually(lambda: gate.usage(first).turns == 1)
-        assert a.accept() == word  # silently
+        for _ in range(20):
+            word = a.accept()
+            a.let_go(word, idle=True)
+            eventually(lambda: gate.usage(first).turns >= 1)
+            if a.accept() == word:  # silently; the server may look between its stores, and grant anew
+                break
+        else:
+            pytest.fail("it was granted anew each time")
         b.ask()
         eventually(lambda: not a.granted)
         assert not b.granted
