@@ -103,7 +103,7 @@ def sharer(peer):
     while True:
         h = create(2 * MIB); fd = export(h); handles.append(take(fd)); cu.cuMemRelease(h)
         at = map_it(handles[-1], 2 * MIB)
-        if len(handles) > 3:
+        if len(handles) > 2:                                         # 6 MiB each at most: all of them fit, and h
             cu.cuMemRelease(handles.pop(0))
         cu.cuMemUnmap(at, 2 * MIB); cu.cuMemAddressFree(at, 2 * MIB)
 def importer(peer):
