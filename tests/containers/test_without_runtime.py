@@ -43,7 +43,8 @@ def test_the_nodes_tree_bound_by_hand_gets_the_own_view_over_it() -> None:
               {"destination": "/b/", "source": "/var/run/cgpu/0", "options": ["rbind", "rw"]},
               {"destination": "/c", "source": "/run/cgpux", "type": "bind"},
               {"destination": "/d", "source": "tmpfs", "type": "tmpfs"},
-              {"destination": "/e", "source": "/run", "type": "bind"}]
+              {"destination": "/e", "source": "/run", "type": "bind"},
+              {"destination": "/f", "source": "/run", "type": "bind", "options": ["bind"]}]  # no mounts below
     assert spec.views_by_hand(config(mounts=mounts), "/run/cgpu", "/view/id") == [
         Mount("/view/id", "/a"), Mount("/view/id/0", "/b"), Mount("/view/id", "/e/cgpu")]
     assert spec.views_by_hand(config(), "/run/cgpu", "/view/id") == []

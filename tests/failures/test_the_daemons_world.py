@@ -18,7 +18,8 @@ YEAR = 365 * 86400
 
 
 def instances(node: Node) -> dict[str, dict[str, Any]]:
-    return {one["id"]: one for gpu in node.status()["gpus"] for one in gpu["instances"]}
+    """By name, as each is on its first GPU."""
+    return {one["id"]: one for gpu in reversed(node.status()["gpus"]) for one in gpu["instances"]}
 
 
 def instance(node: Node, ident: str) -> dict[str, Any]:

@@ -265,8 +265,8 @@ def _views_below(mounts: list[Spec], tree: str, view: str) -> list[Mount]:
     found: dict[str, None] = {}
     for mount in mounts:
         place = _bound(mount)
-        recursive = "rbind" in _options(mount)  # else the tree, a mount of its own, is not seen there
-        if recursive and place is not None and place != tree and is_below(tree, [place]):
+        alone = "bind" in _options(mount) and "rbind" not in _options(mount)  # then the tree is not there
+        if not alone and place is not None and place != tree and is_below(tree, [place]):
             found[_place(_destination(mount) + "/" + tree[len(place.rstrip("/")) :])] = None
     return [Mount(view, target) for target in found if target not in other]
 
