@@ -14,8 +14,12 @@
 
 #define FOLDER "/usr/local/cgpu/lib/" /* where a container has the proxies; image.py of cgpusched.driver has it, too */
 
-/* Where libdl is a library of its own, a program that does not have it has no dlopen() to call either. */
+/* Where libdl is a library of its own (glibc before 2.34), a program may start without it, and a module that libc itself loads
+ * (NSS, iconv) bring it in later, with calls of dlopen() that come here. libc's own two ask for it then. */
 extern void *dlsym(void *handle, const char *name) __attribute__((weak));
+extern void *__libc_dlopen_mode(const char *name, int mode) __attribute__((weak));
+extern void *__libc_dlsym(void *handle, const char *name) __attribute__((weak));
+#define LIBC_MODE (RTLD_NOW | (int)0x80000000) /* __RTLD_DLOPEN, without which it refuses */
 
 static const struct library {
     const char *name, *proxy;
@@ -66,6 +70,14 @@ static const char *redirected(const char *path)
 
 static void *nothing(void) { return NULL; }
 
+static void *next_dlopen(void)
+{
+    if (dlsym)
+        return dlsym(RTLD_NEXT, "dlopen");
+    void *libdl = __libc_dlopen_mode && __libc_dlsym ? __libc_dlopen_mode("libdl.so.2", LIBC_MODE) : NULL;
+    return libdl ? __libc_dlsym(libdl, "dlopen") : NULL;
+}
+
 /* What dlopen() below goes on to; called with the place of its first argument. */
 __attribute__((used)) static void *preload_next(const char **path)
 {
@@ -73,8 +85,8 @@ __attribute__((used)) static void *preload_next(const char **path)
     void *real = __atomic_load_n(&next, __ATOMIC_RELAXED);
     if (*path)
         *path = redirected(*path);
-    if (!real && dlsym) {
-        real = dlsym(RTLD_NEXT, "dlopen");
+    if (!real) {
+        real = next_dlopen();
         __atomic_store_n(&next, real, __ATOMIC_RELAXED);
     }
     return real ? real : (void *)nothing;
