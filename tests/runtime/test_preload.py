@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import debs
 import pytest
 
 from cgpusched.containers import preload
 from cgpusched.driver.find import packaged
 
 OURS = "/usr/local/cgpu/lib/"
+HERE = Path(__file__).parent
 LIBRARY = packaged(f"hook/{preload.LIBRARY}")
 
 
@@ -66,3 +68,16 @@ def test_the_images_own_lines_stay_as_they_are_behind_ours(own: bytes) -> None:
     once = preload.merged(f"{OURS}{preload.LIBRARY}", own)
     assert once == os.fsencode(f"{OURS}{preload.LIBRARY}\n") + own
     assert preload.merged(f"{OURS}{preload.LIBRARY}", once) == once
+
+
+def test_an_old_libc_that_loads_libdl_later(tmp_path: Path) -> None:
+    """As before glibc 2.34 an NSS module does it in a program that started without."""
+    old = debs.unpack("bullseye", "libc6", "libc6-dev", "linux-libc-dev", "dash") / "lib/x86_64-linux-gnu"
+    module, program = tmp_path / "module.so", tmp_path / "program"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-nostdlib", "-o", module, HERE / "late_module.c", old / "libdl.so.2",
+                    old / "libc.so.6"], check=True)
+    subprocess.run(["gcc", "-fPIE", "-pie", "-nostartfiles", "-nostdlib", "-fno-stack-protector", "-o", program,
+                    HERE / "late_program.c", old / "libc.so.6"], check=True)
+    for preloaded in ([], ["--preload", LIBRARY]):
+        done = subprocess.run([old / "ld-2.31.so", "--library-path", old, *preloaded, program, module], check=False)
+        assert done.returncode == 0
