@@ -4,8 +4,8 @@
  * dlopen() of a driver library, by whatever path, becomes one of our proxy. Only the name is changed: the real dlopen()
  * is jumped to with the caller's own return address on the stack, by which glibc knows the caller's RUNPATH and namespace.
  *
- * It needs no other library, not even libc (what it calls is there in a program that calls dlopen), starts nothing and
- * has no constructor: in the many programs that never look for a GPU it is a page. musl and static programs do not read
+ * It needs no other library, not even libc (what it calls it takes as it finds it), starts nothing and has no
+ * constructor: in the many programs that never look for a GPU it is a page. musl and static programs do not read
  * that file; a program that is linked against such a copy by its own RUNPATH is not reached, nor is dlmopen(). */
 #define _GNU_SOURCE
 #include <dlfcn.h>

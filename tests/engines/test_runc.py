@@ -33,14 +33,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bundles]:
         yield one
 
 
-@contextlib.contextmanager
-def bundles(made: Bundles, base: Path, *before: str) -> Iterator[Bundles]:
-    one = Bundles(made.node, made.runc, base, made.image, made.parent, *before)
-    try:
-        yield one
-    finally:
-        one.close()
-        wait_until(lambda: instances(one.node) == [], "all containers to be registered no more")
+def bundles(made: Bundles, base: Path, *before: str) -> contextlib.closing[Bundles]:
+    return contextlib.closing(Bundles(made.node, made.runc, base, made.image, made.parent, *before))
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import engines
 import pytest
-from node import wait_until
-from world import ASKS, Bundles, gpus_of, instances, low_level, make_image, node_over
+from world import ASKS, Bundles, gpus_of, low_level, make_image, node_over
 
 pytestmark = pytest.mark.timeout(300)
 ONE, OTHER = "a1" * 32, "b2" * 32
@@ -37,7 +36,6 @@ def runc(made: Bundles, request: pytest.FixtureRequest, tmp_path: Path) -> Itera
     one.probe()
     yield one
     one.close()
-    wait_until(lambda: instances(one.node) == [], "all containers to be registered no more")
 
 
 def start(runc: Bundles, ident: str, shape: str, *env: str) -> str:

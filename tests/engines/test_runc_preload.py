@@ -11,7 +11,7 @@ from pathlib import Path
 import engines
 import nvidia
 import pytest
-from node import ROOT, build_c, wait_until
+from node import ROOT, build_c
 from world import ASKS, OUT_OF_MEMORY, Bundles, gpus_of, instances, low_level, make_image, node_over
 
 from cgpusched.containers import preload
@@ -53,12 +53,8 @@ def bundles(made: Bundles, base: Path, mode: str) -> Iterator[Bundles]:
         made.node.stop()
         config.write_text(text)
         made.node.start()
-    one = Bundles(made.node, made.runc, base, made.image, made.parent)
-    try:
+    with contextlib.closing(Bundles(made.node, made.runc, base, made.image, made.parent)) as one:
         yield one
-    finally:
-        one.close()
-        wait_until(lambda: instances(one.node) == [], "all containers to be registered no more")
 
 
 @pytest.fixture

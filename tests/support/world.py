@@ -199,5 +199,7 @@ class Bundles:
             pytest.skip(f"{self.runc.name} makes no container here, without us either: {done.stderr.strip()[-400:]}")
 
     def close(self) -> None:
+        """Ends its containers; the daemon has none of them afterwards."""
         for ident in self._made:
             self("delete", "--force", ident, check=False)
+        wait_until(lambda: instances(self.node) == [], "all containers to be registered no more")
