@@ -23,6 +23,7 @@ from cgpusched.commands import (
 )
 from cgpusched.daemon.audit.verdict import Rules, Sample
 from cgpusched.daemon.system import System
+from cgpusched.daemon.tally import GpuTotals, Tally
 from cgpusched.daemon.usage import Counters
 from cgpusched.errors import CommandError
 from cgpusched.model import Gpu, GpuSettings, Instance, Policy
@@ -823,3 +824,11 @@ def test_the_watchdog_is_told_of_in_one_line_each_way(node: Node, lines: pytest.
     node.system.sample(5)
     assert len(lines.messages) == 2 and "scheduling again" in lines.messages[1]
     assert node.system.usage()[0].starved == 1
+
+
+def test_what_was_counted_on_a_gpu_that_is_absent_is_kept(node: Node) -> None:
+    """Until it is there again, in the same boot."""
+    past = Tally(gpus={"GPU-absent": GpuTotals(3, 4), node.state.gpus[1].uuid: GpuTotals(1, 2)})
+    kept = System(node.state, node.gate, past=past).tally().gpus
+    assert kept["GPU-absent"] == GpuTotals(3, 4) and kept[node.state.gpus[1].uuid] == GpuTotals(1, 2)
+    assert set(kept) == {"GPU-absent", *(gpu.uuid for gpu in node.state.gpus.values())}
