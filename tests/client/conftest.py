@@ -262,8 +262,10 @@ class Steps:
     """The program under test, ``steps.c``."""
 
     def __init__(self, build: dict[str, Path], socket_path: Path, tmp: Path, who: int = 0, **extra: str) -> None:
+        self.log = tmp / "hook.log"
         env = dict(os.environ, LD_LIBRARY_PATH=str(build["hooked"]), CGPU_SOCKET=str(socket_path),
-                   FAKE_DEVICE=str(tmp / "device"), FAKE_WHO=str(who), CGPU_LOG=str(tmp / "hook.log"), **extra)
+                   FAKE_DEVICE=str(tmp / "device"), FAKE_WHO=str(who), CGPU_LOG=str(self.log),
+                   CGPU_LOG_LEVEL="info", **extra)
         self.process = subprocess.Popen([str(build["steps"])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
                                         text=True, bufsize=1)
         self.lines: list[str] = []
@@ -299,6 +301,10 @@ class Steps:
         time.sleep(0.15)
         thread, command = line.split()[:2]
         assert f"{thread} {command} 0" not in self.lines
+
+    def joined_again(self) -> None:
+        """Until it runs by its new daemon's word; that one has its client a moment earlier."""
+        until(lambda: "joined the daemon again" in self.log.read_text())
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

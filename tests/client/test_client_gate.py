@@ -189,7 +189,7 @@ def test_joins_a_new_daemon(daemon: Any, start: Any, new_daemon: Any) -> None:
     program.do("0 launch 1000")
     daemon.kill()
     successor = new_daemon()
-    daemon.until(lambda: 0 in successor.clients)
+    program.joined_again()
     program.blocked("0 launch 1000")
     word = successor.grant()
     program.wait("0 launch 0")

@@ -218,6 +218,9 @@ class SystemdBundles(Bundles):
         config.write_text(json.dumps(spec))
         return bundle
 
+    def registered(self) -> list[str]:
+        return sorted(self.host.instances()) if self.host.active() else []
+
     def start(self, letter: str, *env: str, command: str = WORK, **options: Any) -> Container:
         """A container with an ID as Docker makes them, and 6 of 15 parts of the GPU's memory."""
         ident = letter * 64

@@ -202,4 +202,8 @@ class Bundles:
         """Ends its containers; the daemon has none of them afterwards."""
         for ident in self._made:
             self("delete", "--force", ident, check=False)
-        wait_until(lambda: instances(self.node) == [], "all containers to be registered no more")
+        wait_until(lambda: not self.registered(), "all containers to be registered no more")
+
+    def registered(self) -> list[str]:
+        """The instances that the daemon has."""
+        return instances(self.node)
