@@ -16,7 +16,7 @@ void core_tuning_default(struct core_tuning *t)
         .presume_ns = 400000, .overlap_ns = 200000,
         .overdue_ns = 50000000, .overdue_cap_ns = 2000000000,
         .noshow_ns = 10000000, .backoff_cap_ns = 640000000,
-        .window_ns = 100000000, .resume_ns = 5000000, .margin_ns = 500000, .excess_ns = 1000000,
+        .window_ns = 100000000, .resume_ns = 5000000, .margin_ns = 500000, .excess_ns = 1000000, .linger_ns = 5000000,
         .starve_ns = 5000000000, .retry_ns = 5000000000,
     };
 }
@@ -75,7 +75,7 @@ static void look_at_clock(struct core *c)
 
 static bool is_lower_active(const struct core *c)
 {
-    if (core_wanting(c, 1))
+    if (c->now < c->lower_until || core_wanting(c, 1))
         return true;
     for (uint32_t k = 0; k < c->line_count; k++) {
         const struct core_entity *e = &c->entity[c->line[k]];

@@ -38,6 +38,8 @@ struct core_tuning {
     uint64_t resume_ns;      /* high priority: resumes when the window has so much room */
     uint64_t margin_ns;      /* high priority: kept free of the percentage, for the way a close takes */
     uint64_t excess_ns;      /* high priority: by so much the percentage of a window may be passed: a kernel may just not fit */
+    uint64_t linger_ns;      /* high priority: who had the device until its turn was cut, and let go for want of work the next time, may
+                              * only be late with a launch: others count as wanting the device for so long */
     uint64_t starve_ns;      /* the watchdog: who is due waits at most so long, beside a round and the others' kernels; ... */
     uint64_t retry_ns;       /* ...then everybody shares plainly for so long, twice as long each time it happens again */
 };
@@ -113,6 +115,7 @@ struct core_entity {
     uint64_t high_at;        /* core.high_ns when it began to wait */
     uint64_t away_ns, away_at; /* of that much has been charged; since when there is more */
     uint8_t phase, alive, high, demand, opened, holds, idle, released, stale;
+    uint8_t cut;             /* its turn before this one ended while it had work */
     uint8_t free;            /* its work in flight is from before a plan change: not charged */
     uint8_t strikes;         /* its claims of work in flight are not believed for so many turns */
     uint8_t noshows;
@@ -143,7 +146,8 @@ struct core {
     uint8_t in_void;         /* the turn is the unowned time after `position` */
     uint8_t turn_over;
     uint8_t contended;       /* the holder's turn has an end */
-    uint8_t lower_active;    /* somebody of the lower class wants or has the device */
+    uint8_t lower_active;    /* somebody of the lower class wants or has the device, ... */
+    uint64_t lower_until;    /* ... or counts as wanting it until then */
     int64_t void_credit;
     /* sets, so that a step costs the same however many wait */
     uint64_t member[2];      /* of a class, not paused */

@@ -140,6 +140,11 @@ static void let_go(struct core *c, uint32_t i, uint64_t end)
 {
     struct core_entity *e = &c->entity[i];
     bool cut = e->opened && !e->idle;
+    if (e->opened) {
+        if (e->cut && !cut && !e->high)
+            c->lower_until = c->now + c->tuning.linger_ns;
+        e->cut = cut;
+    }
     e->phase = CORE_TAIL;
     e->unopened_ns = 0;
     c->closing--;
@@ -266,6 +271,7 @@ static void set_plan(struct core *c, const struct core_plan *p)
         return;
     c->resume[0] = c->resume[1] = false;
     c->cap.count = 0;
+    c->lower_until = 0;
     c->void_credit = 0;
     c->in_void = false;
     c->turn_over = true;

@@ -65,6 +65,8 @@ uint64_t times_next(const struct core *c)
         if (e->demand && e->backoff_ns > c->now)
             next = earlier(next, e->backoff_ns);
     }
+    if (c->lower_until > c->now)
+        next = earlier(next, c->lower_until);
     uint64_t waiting = core_wanting(c, 0) | core_wanting(c, 1);
     if (c->holder >= 0) {
         const struct core_entity *e = &c->entity[c->holder];

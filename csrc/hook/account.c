@@ -42,7 +42,8 @@ static bool slot_is_dead(const volatile struct cgpu_ctl *ctl, const struct cgpu_
 }
 
 /* Drops the dead processes' slots and makes the total what the live ones hold; what is given back meanwhile may still be in it.
- * Mutex held. */
+ * What a slot says stays in it: its owner may have lost no more than its connection, and takes that along when it comes again
+ * (move()). The daemon gives the slot away last of all, and who gets it empties it. Mutex held. */
 static void repair(struct account *account, struct cgpu_report *report)
 {
     const volatile struct cgpu_ctl *ctl = account->ctl;
@@ -56,10 +57,8 @@ static void repair(struct account *account, struct cgpu_report *report)
     uint64_t total = 0;
     for (int i = 0; i < CGPU_SLOTS; i++) {
         struct cgpu_slot *slot = &report->slot[i];
-        if (ours && dead[i] && slot != account->slot) {
-            store_relaxed(&slot->mem_used, 0);
+        if (ours && dead[i] && slot != account->slot)
             store_relaxed(&slot->gen, 0);
-        }
         if (load_relaxed(&slot->gen) != 0)
             total += load_relaxed(&slot->mem_used);
     }
@@ -299,7 +298,7 @@ static void move(struct account *account, const struct account *next, bool subtr
     struct cgpu_slot *old = account->slot, *slot = next->slot;
     uint64_t *holds = old ? &old->mem_used : &account->used;
     uint64_t used = __atomic_exchange_n(holds, 0, __ATOMIC_ACQ_REL), peak = old ? load_relaxed(&old->mem_peak) : used;
-    if (old && subtract_old) { /* those pages may still count for siblings that have not moved yet */
+    if (old && subtract_old && load_relaxed(&old->gen)) { /* those pages may still count for siblings that have not moved yet */
         take_off(&account->report->mem_total_used, used);
         store_relaxed(&old->gen, 0);
     }

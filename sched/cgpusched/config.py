@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,20 +106,26 @@ class Config:
     control: ControlConfig = ControlConfig()
     source: str = "defaults"
     """Where it was read from, for messages."""
+    text: bytes = b""
+    """What stood there."""
+    refused: str = ""
+    """Why what stands there by now is not taken: this is what stood there before (load())."""
 
     @property
     def binary(self) -> Path:
         """cgpu-runtime."""
         return (self.bin_dir or self.lib_dir.parent / "bin") / "cgpu-runtime"
 
-    def settings(self, gpus: Iterable[int]) -> dict[int, GpuSettings]:
-        """What each of the node's GPUs starts with. UserError: a [gpu.N] of a GPU that is not there."""
-        there = list(gpus)
+    def check_gpus(self, gpus: Collection[int]) -> None:
+        """ConfigError: a [gpu.N] of a GPU that the node has not."""
         for index in self.gpu:
-            if index not in there:
-                has = ", ".join(map(str, there))
+            if index not in gpus:
+                has = ", ".join(map(str, gpus))
                 raise ConfigError(f"{self.source}: gpu.{index}: no such GPU; this node has {has}")
-        return {index: self._settings(self.gpu.get(index, Boot())) for index in there}
+
+    def settings(self, gpus: Iterable[int]) -> dict[int, GpuSettings]:
+        """What each of the node's GPUs starts with."""
+        return {index: self._settings(self.gpu.get(index, Boot())) for index in gpus}
 
     def _settings(self, own: Boot) -> GpuSettings:
         def pick(own: int | None, node: int | None, built_in: int) -> int:
@@ -297,13 +303,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load(path: Path | None, namespace: argparse.Namespace) -> Config:
+def load(path: Path | None, namespace: argparse.Namespace, before: bytes | None = None) -> Config:
     """The file at ``path`` (None = --config, else the default one if it is there), with the flags over it.
 
+    ``before``: what stood there before (``Config.text``), to take where what stands there now is wrong.
     Raises UserError: an unreadable file, bad TOML, an unknown key, a bad value.
     """
+    try:
+        return _load(path, namespace, None)
+    except UserError as error:
+        if before is None:
+            raise
+        try:
+            return replace(_load(path, namespace, before), refused=str(error))
+        except UserError:  # a flag is wrong, or this version does not take what another took
+            raise error from None
+
+
+def _load(path: Path | None, namespace: argparse.Namespace, text: bytes | None) -> Config:
     named = path or (Path(namespace.config) if getattr(namespace, "config", None) else None)
-    config = _from_table(_read(named or DEFAULT_PATH, required=named is not None), str(named or DEFAULT_PATH))
+    source = named or DEFAULT_PATH
+    if text is None:
+        text = _read(source, required=named is not None)
+    config = replace(_from_table(_parse(text, source), str(source)), text=text)
     flags = {key: value for key, value in vars(namespace).items() if value is not None}
     config = replace(config, **_take(flags, _NODE, "", flags_only=True))
     boot = _take(flags, _BOOT, "", flags_only=True)
@@ -317,18 +339,22 @@ def load(path: Path | None, namespace: argparse.Namespace) -> Config:
     return config
 
 
-def _read(path: Path, required: bool) -> dict[str, Any]:
+def _read(path: Path, required: bool) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        return path.read_bytes()
     except FileNotFoundError:
         if required:
             raise ConfigError(f"{path}: no such file") from None
-        return {}
-    except (ValueError, RecursionError) as error:  # beside what TOML forbids: integers and nesting that Python does
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+        return b""
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _parse(text: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:  # beside what TOML forbids: integers and nesting that Python does
+        raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
 def _from_table(table: dict[str, Any], source: str) -> Config:

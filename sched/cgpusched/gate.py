@@ -41,6 +41,9 @@ class Tuning:
     """High priority: kept free of the percentage, for the way a close takes."""
     excess_ns: int = 1_000_000
     """High priority: by so much the percentage of a window may be passed: a kernel may just not fit."""
+    linger_ns: int = 5_000_000
+    """High priority: who let go for want of work, and had work until its turn before was cut, may only be late with a
+    launch: others count as wanting the device for so long."""
     starve_ns: int = 5_000_000_000
     """The watchdog's patience with the wait of somebody who is due, beside a round and one kernel of each other; ..."""
     retry_ns: int = 5_000_000_000
@@ -61,7 +64,7 @@ class Tuning:
 
 
 _CORE = ("presume_ns", "overlap_ns", "overdue_ns", "overdue_cap_ns", "noshow_ns", "backoff_cap_ns", "window_ns",
-         "resume_ns", "margin_ns", "excess_ns", "starve_ns", "retry_ns")
+         "resume_ns", "margin_ns", "excess_ns", "linger_ns", "starve_ns", "retry_ns")
 _SERVER = ("span_ns", "high_span_ns", "window", "high_window", "grace_ns", "bells_per_s", "mute_ns")
 
 

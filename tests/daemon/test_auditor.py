@@ -200,6 +200,32 @@ async def test_a_lost_gpu_is_given_up_alone(desk: Desk, nursery: trio.Nursery, u
     assert [usage.audit for usage in desk.system.usage()] == ["GPU is lost", "ok"]
 
 
+async def test_processes_of_a_lost_gpu_keep_nobody_else_waiting(desk: Desk) -> None:
+    """Its NVML may take its time to fail: nobody is counted there any more, and who asked goes on."""
+    desk.system.apply(Create("b", (1,), (GIB,)))
+    desk.system.attach_process("a", 70, 0)
+    desk.system.attach_process("b", 80, 0)
+
+    def read(gpu: Gpu) -> Mapping[int, int]:
+        asked.append(gpu.index)
+        if gpu.index == 0:
+            raise UserError("GPU is lost")
+        return {80: 300}
+
+    asked: list[int] = []
+    desk.read = read
+    await desk.look(PATIENCE)
+    assert desk.state == "GPU is lost"
+    asked.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.auditor._count_forever)
+        with trio.fail_after(10):
+            await desk.auditor.count(0, 70)
+            await desk.auditor.count(1, 80)
+        nursery.cancel_scope.cancel()
+    assert desk.system.memory("b", 1) == [(80, 300)] and 0 not in asked
+
+
 async def test_who_asks_is_counted_when_the_answer_comes(desk: Desk) -> None:
     desk.system.attach_process("a", 70, 0)
     async with trio.open_nursery() as nursery:

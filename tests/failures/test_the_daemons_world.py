@@ -207,7 +207,9 @@ def test_a_gpu_that_is_gone_at_the_next_start(tmp_path: Path, busy: Path) -> Non
         run_on(node, "both", "one")
         node.kill_daemon()
         node.simulate = "1x24GiB"
+        (tmp_path / "config.toml").write_text("[gpu.1]\npolicy = 1\n")
         node.start()
+        assert "a GPU's configuration is left out" in node.log.read_text()
         assert sorted(os.listdir(node.tree)) == ["0", "default_memsize", "inst_ctl", "upgrade", "version"]
         left = sorted(line.split(" memsize")[0] for line in node.read("inst_ctl").splitlines())
         assert left == ["both gpu=0", "one gpu=0"]

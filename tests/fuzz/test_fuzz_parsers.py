@@ -158,6 +158,7 @@ def test_configurations(tmp_path: Path) -> None:
             raise UserError(str(error).replace(str(path), "config.toml")) from None
         assert all(place.is_absolute() for place in (loaded.mount, loaded.runtime_dir, loaded.lib_dir))
         assert loaded.audit_interval == 0 or 0.1 <= loaded.audit_interval <= 3600
+        loaded.check_gpus(loaded.gpu)
         loaded.settings(loaded.gpu)
 
     fuzz("config", check, ours=True)

@@ -46,6 +46,37 @@ def test_90_percent_of_10_us_kernels():
     assert high >= 0.85
 
 
+def hiccups(kernel, pause, each=37):
+    """Busy, but for a pause after so many kernels: its CPU was somebody else's."""
+    while True:
+        for n in range(each):
+            yield "launch", kernel
+            if n % 10 == 9:
+                yield ("sync",)
+        yield ("sync",)
+        yield "sleep", pause
+
+
+@pytest.mark.parametrize("kernel", [10 * US, 1 * MS, 10 * MS])
+@pytest.mark.parametrize("pause", [300 * US, 1 * MS, 4 * MS])
+def test_others_that_are_late_with_a_launch_still_count(kernel, pause):
+    plan = make_plan([(0, SLICE, True), (1, SLICE, False)], high_percent=90)
+    sim = Sim([never_sync(kernel), hiccups(1 * MS, pause)], plan)
+    duration = 1 * S if kernel < MS else 20 * S
+    high, low = shares(sim, duration)
+    assert most_in_a_window(sim, 1 * S, 1 * S + duration) <= 91 * MS
+    assert high >= 0.85 and high + low >= 0.98
+
+
+@pytest.mark.parametrize(("work", "period"), [(1, 20), (5, 100), (3, 40), (8, 100)])
+def test_others_that_have_little_to_run_keep_the_device_from_nobody(work, period):
+    """They end each turn for want of work: the percentage does not hold on afterwards."""
+    plan = make_plan([(0, SLICE, True), (1, SLICE, False)], high_percent=90)
+    sim = Sim([never_sync(1 * MS), bursts(500 * US, work * MS, period * MS)], plan)
+    high, low = shares(sim, 10 * S)
+    assert low == pytest.approx(work / period, rel=0.02) and high + low >= 0.985
+
+
 @pytest.mark.parametrize("percent", [20, 50, 99])
 @pytest.mark.parametrize("kernel", [100 * US, 1 * MS, 5 * MS])
 def test_other_percentages(kernel, percent):

@@ -216,6 +216,8 @@ class Manager:
 
     def __init__(self, base: Path) -> None:
         self.path = base / "notify"
+        self.log = base / "cgpud.log"
+        self.status = ""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sock.bind(str(self.path))
         self.store: dict[str, int] = {}
@@ -231,6 +233,7 @@ class Manager:
             elif "FDSTOREREMOVE" in lines:
                 self.forget(lines["FDNAME"])
             elif "READY" in lines:
+                self.status = lines["STATUS"]
                 return
 
     def forget(self, name: str) -> None:
@@ -245,9 +248,10 @@ class Manager:
                 "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(m)), LISTEN_FDNAMES=':'.join(m))\n"
                 "os.execv(sys.argv[2], sys.argv[2:])")
         placed = {name: fd for name, fd in self.store.items()}
-        process = subprocess.Popen(
-            ["python3", "-c", code, json.dumps(placed), *map(str, command)], pass_fds=tuple(placed.values()),
-            env={**os.environ, "NOTIFY_SOCKET": str(self.path)}, stderr=subprocess.DEVNULL)  # fmt: skip
+        with open(self.log, "ab") as log:
+            process = subprocess.Popen(
+                ["python3", "-c", code, json.dumps(placed), *map(str, command)], pass_fds=tuple(placed.values()),
+                env={**os.environ, "NOTIFY_SOCKET": str(self.path)}, stderr=log)  # fmt: skip
         self.wait_ready()
         return process
 
@@ -255,6 +259,42 @@ class Manager:
         self.sock.close()
         for name in list(self.store):
             self.forget(name)
+
+
+def test_a_wrong_configuration_gives_way_to_the_last_right_one(tmp_path: Path) -> None:
+    """Where a service manager keeps the mounts: it lets them go when the service fails."""
+    tree, file, manager = tmp_path / "tree", tmp_path / "config.toml", Manager(tmp_path)
+    command = [BIN / "cgpud", "--simulate", "1x24GiB", "--mount", tree, "--runtime-dir", tmp_path / "run",
+               "--lib-dir", tmp_path / "lib", "--config", file]  # fmt: skip
+    file.write_text("overcommit = true")
+    process = manager.start(command)
+    try:
+        before, names = mounts(tmp_path), set(manager.store)
+        file.write_text("policy = 9")
+        for ident in ("one", "two"):  # again: it is kept on, too
+            process.kill()
+            process.wait(20)
+            manager.log.write_text("")
+            process = manager.start(command)
+            assert mounts(tmp_path) == before and set(manager.store) == names
+            assert f"the configuration is refused, and what it said before holds: {file}: policy = 9" in manager.status
+            assert "error main configuration refused" in manager.log.read_text()
+            (tree / "inst_ctl").write_text(f"create {ident} gpu=0 memsize=20GiB\n")  # of 24
+        (tree / "upgrade").write_text("1\n")
+        wait_until(lambda: "failed" in (tree / "upgrade").read_text(), "the upgrade to be refused")
+        process.kill()
+        process.wait(20)
+        file.write_text("log_level = 'info'")
+        process = manager.start(command)
+        assert mounts(tmp_path) == before and set(manager.store) == names and "refused" not in manager.status
+    finally:
+        process.terminate()
+        process.wait(20)
+        manager.close()
+    assert mounts(tmp_path) == {}
+    file.write_text("policy = 9")
+    first = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (first.returncode, first.stderr) == (2, f"cgpud: {file}: policy = 9: an integer 0-5 is allowed\n")
 
 
 def test_a_service_managers_store(tmp_path: Path, workers: Any, keepers: Callable[[Path], list[int]]) -> None:
@@ -267,7 +307,7 @@ def test_a_service_managers_store(tmp_path: Path, workers: Any, keepers: Callabl
         process = manager.start(command)
         before = mounts(tmp_path)
         assert sorted(name.partition(".")[0] for name in manager.store) == [
-            "control", "runtime", "tree", "tree-init", "view", "view-init"]
+            "config", "control", "runtime", "tree", "tree-init", "view", "view-init"]
         assert keepers(runtime) == []
         names = set(manager.store)
         workers.start("read", tree)

@@ -160,6 +160,7 @@ def test_inherited_descriptors_are_this_process_s_alone() -> None:
     env = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x", "OTHER": "y"}
     assert kept.inherited(env) == {} and env == {"OTHER": "y"}
     assert kept.inherited({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "-1"}) == {}
+    assert kept.last_config({"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "config.toml"}) is None
 
 
 def test_a_program_that_cannot_be_executed(tmp_path: Path) -> None:

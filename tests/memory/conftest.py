@@ -89,7 +89,7 @@ class Page:
 class Ctl:
     """The control page of one GPU, written as the daemon does."""
 
-    LIMIT, OTHER, DEAD_SEQ, SLOT_GEN = 128, 136, 144, 320
+    LIMIT, OTHER, DEAD_SEQ, CONTEXT, CONTEXTS, SLOT_GEN = 128, 136, 144, 160, 168, 320
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -178,6 +178,10 @@ class Hook:
         function: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int)(address)
         function.argtypes = None  # type: ignore[attr-defined]
         return function(*args)
+
+    def replace(self, name: str, function: Any) -> None:
+        """The driver's ``name`` becomes a ctypes callback, which the caller keeps."""
+        self.lib.stub_replace(name.encode(), function)
 
     def fail(self, name: str, result: int = 999) -> None:
         self.lib.stub_fail(name.encode(), result)

@@ -45,6 +45,12 @@ void stub_native(uint32_t index, const uint8_t uuid[16]);
 /* The next joins answer so: gpus, or a negative errno. */
 void stub_joins(int gpus_or_error);
 int stub_join_count(void);
+/* The next ones leave this GPU out. */
+void stub_lose(int gpu);
+/* When this slot's page is read next: a new daemon's control page comes, which knows none of the slots yet. */
+void stub_replace_when_read(int gpu, const char *ctl, int slot);
+/* Times that the daemon was told of a context. */
+int stub_notes(void);
 /* A new daemon: takes what was offered, calls the ledger. */
 void stub_rejoin(void);
 /* Daemon's side of a control page. */

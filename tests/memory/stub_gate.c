@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 
 static struct gate gates[CGPU_MAX_GPUS], offered[CGPU_MAX_GPUS];
 static int joined, answer = -ENOENT, joins, natives;
+static bool lost[CGPU_MAX_GPUS];
 static uint32_t indices[CGPU_MAX_GPUS];
 static struct cgpu_welcome_gpu native[CGPU_MAX_GPUS];
 static void (*on_rejoin)(int index);
@@ -60,7 +62,7 @@ int stub_offer(int gpu, const char *ctl, const char *report, int slot)
     gate->report = map_file(report, sizeof *gate->report, PROT_READ | PROT_WRITE);
     gate->slot = slot < 0 || !gate->report ? NULL : &gate->report->slot[slot];
     gate->index = gpu;
-    gate->told = CGPU_GPU_PIDS;
+    gate->told = CGPU_GPU_PIDS | CGPU_GPU_NOTES;
     return gate->ctl && gate->report ? 0 : -1;
 }
 
@@ -80,11 +82,45 @@ int gate_count(void) { return joined; }
 struct gate *gate_of(int index) { return &gates[index]; }
 void gate_on_rejoin(void (*enter)(int index)) { on_rejoin = enter; }
 
+void stub_lose(int gpu) { lost[gpu] = true; }
+
 static void take_offer(int count)
 {
     joined = count;
     for (int i = 0; i < count; i++)
-        gates[i] = offered[i];
+        if (!lost[i]) /* else its gate stays as it was, as joining.c does it */
+            gates[i] = offered[i];
+}
+
+static struct {
+    char *page;
+    size_t bytes;
+    struct cgpu_ctl *ctl;
+} watched;
+
+/* Asynchronous-signal-safe: two system calls and stores. */
+static void on_read(int sign, siginfo_t *info, void *context)
+{
+    (void)context;
+    char *at = info->si_addr;
+    if (at < watched.page || at >= watched.page + watched.bytes) {
+        signal(sign, SIG_DFL); /* a fault of the tests' own: comes again at once */
+        return;
+    }
+    mprotect(watched.page, watched.bytes, PROT_READ | PROT_WRITE);
+    watched.ctl->generation++;
+    for (int i = 0; i < CGPU_SLOTS; i++)
+        watched.ctl->slot_gen[i] = 0;
+}
+
+void stub_replace_when_read(int gpu, const char *ctl_path, int slot)
+{
+    struct sigaction action = {.sa_sigaction = on_read, .sa_flags = SA_SIGINFO};
+    watched.bytes = (size_t)sysconf(_SC_PAGESIZE);
+    watched.page = (char *)((uintptr_t)&gates[gpu].report->slot[slot] & ~(watched.bytes - 1));
+    watched.ctl = stub_ctl(ctl_path);
+    sigaction(SIGSEGV, &action, NULL);
+    mprotect(watched.page, watched.bytes, PROT_NONE);
 }
 
 int gate_join(const char *path, uint32_t flags, struct cgpu_welcome *welcome)
@@ -96,14 +132,18 @@ int gate_join(const char *path, uint32_t flags, struct cgpu_welcome *welcome)
     if (flags & CGPU_HELLO_INFO) /* as client.c does it */
         for (int i = 0; i < joined; i++)
             gates[i].slot = NULL;
-    welcome->ngpus = (uint32_t)joined;
+    welcome->ngpus = 0;
     for (int i = 0; i < joined; i++) {
-        memcpy(welcome->gpu[i].uuid, (const void *)gates[i].ctl->uuid, 16);
-        welcome->gpu[i].gpu = indices[i];
-        welcome->gpu[i].mem_limit = gates[i].ctl->mem_limit;
-        welcome->gpu[i].mem_total = gates[i].ctl->mem_total;
+        struct cgpu_welcome_gpu *gpu = &welcome->gpu[welcome->ngpus];
+        if (lost[i])
+            continue;
+        memcpy(gpu->uuid, (const void *)gates[i].ctl->uuid, 16);
+        gpu->gpu = indices[i];
+        gpu->mem_limit = gates[i].ctl->mem_limit;
+        gpu->mem_total = gates[i].ctl->mem_total;
+        welcome->ngpus++;
     }
-    memcpy(&welcome->gpu[joined], native, sizeof *native * (size_t)natives);
+    memcpy(&welcome->gpu[welcome->ngpus], native, sizeof *native * (size_t)natives);
     return 0;
 }
 
@@ -120,10 +160,13 @@ int gate_rejoin(void)
 
 void stub_rejoin(void) { gate_rejoin(); }
 
+static int notes;
+int stub_notes(void) { return notes; }
 bool gate_note(const struct gate *g, uint64_t patience_ns)
 {
     (void)g;
     (void)patience_ns;
+    notes++;
     return false;
 }
 

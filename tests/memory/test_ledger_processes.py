@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared import put
 
-MIB, GIB = 1 << 20, 1 << 30
+OOM, MIB, GIB = 2, 1 << 20, 1 << 30
 DEADLINE = 60.0
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
@@ -152,6 +153,27 @@ class TestDeadSlots:
         assert page.gen(1) == 0 and page.total() == 64 * MIB
         finish(alive)
 
+    def test_an_owner_that_has_lost_its_connection_alone(self, instance: Any, spawn: Spawn) -> None:
+        """A sibling takes its slot for a dead one's. When it is back it has what it had, less what it freed."""
+        page, ctl = instance.pages[0], instance.ctl[0]
+        instance.lib.stub_joins(1)
+        instance.lib.stub_bind(b"")
+        assert instance.lib.hook_join(False)
+        instance.lib.stub_current(0, 0)
+        assert instance.alloc(40 * MIB)[0] == 0
+        _, freed = instance.alloc(8 * MIB)
+        ctl.bury(0)
+        sibling = spawn("fill", 1, 1, MIB)
+        assert sibling.stdout and sibling.stdout.readline() == "granted 64\n"
+        assert (page.gen(0), page.total()) == (0, 64 * MIB)
+        assert instance.free(freed) == 0
+        ctl.own(3, 8)
+        assert instance.lib.stub_offer(0, *instance.paths(0), 3) == 0
+        instance.lib.stub_rejoin()
+        assert page.used(3) == 40 * MIB and page.total() == page.kept_total() == 104 * MIB
+        finish(sibling)
+        assert page.total() == 40 * MIB
+
     def test_a_slot_given_to_another(self, instance: Any, spawn: Spawn) -> None:
         page = instance.pages[0]
         victim = spawn("fill", 1, 1, MIB)
@@ -220,6 +242,34 @@ class TestOneProcess:
         assert hook.pages[0].gen(2) == 7
         assert hook.alloc(MIB)[0] == 0
         assert hook.pages[0].used(2) == MIB
+
+    def test_an_nvml_process_turns_to_cuda_and_a_gpu_was_lost(self, hook: Any) -> None:
+        """The other keeps its place, and its limit."""
+        hook.cards(2)
+        for gpu, limit in enumerate((64 * MIB, 8 * MIB)):
+            hook.offer(gpu, limit=limit, card=gpu)
+        hook.lib.stub_joins(2)
+        hook.lib.stub_bind(b"")
+        assert hook.lib.hook_join(True)
+        hook.lib.stub_lose(0)
+        assert hook.call("cuInit", 0) == 0 and hook.lib.stub_join_count() == 2
+        hook.lib.stub_current(1, 0)
+        assert hook.alloc(MIB)[0] == 0 and hook.alloc(8 * MIB)[0] == 2
+        assert (hook.pages[0].total(), hook.pages[1].total()) == (0, MIB)
+
+    def test_a_new_daemon_s_page_comes_while_the_slots_are_added_up(self, hook: Any) -> None:
+        """It knows none of them yet: those who are there already must not look dead."""
+        hook.start([64 * MIB])
+        page, ctl = hook.pages[0], hook.ctl[0]
+        for slot in (20, 21):  # of one page of memory
+            ctl.own(slot, 1)
+            put(page.map, 4096 + 256 * slot, "I", 1)
+            put(page.map, 4096 + 256 * slot + 128, "Q", 24 * MIB)
+        put(page.map, 128, "Q", 48 * MIB)
+        assert hook.alloc(16 * MIB)[0] == 0
+        hook.lib.stub_replace_when_read(0, hook.paths(0)[0], 20)
+        assert hook.alloc(2 * MIB)[0] == OOM
+        assert page.kept_total() == 64 * MIB
 
     def test_no_drift(self, hook: Any) -> None:
         hook.start([64 * MIB])

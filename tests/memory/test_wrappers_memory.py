@@ -309,7 +309,7 @@ class TestByHandle:
             return 0
 
         hook.start([GIB])
-        hook.lib.stub_replace(b"cuMemCreate", create)
+        hook.replace("cuMemCreate", create)
         handles = [self.create(hook) for _ in values]
         assert [handle.value for handle in handles] == values
         for n, which in enumerate(order):
@@ -499,6 +499,54 @@ class TestContexts:
         assert hook.used() == total - 2 * MIB
         assert hook.call(name, context) == 0
         assert hook.used() == total - 2 * MIB
+
+    def test_what_is_allocated_while_its_end_is_refused(self, hook: Any) -> None:
+        """Another thread's, under the context's own name, beside what was set apart for its end."""
+        hook.start([GIB])
+        context = ctypes.c_void_p(hook.lib.stub_context(0, 1))
+        hook.lib.stub_current(0, 1)
+        assert hook.alloc(MIB)[0] == 0
+        answers = [999, 999, 0]
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+        def destroy(_: int) -> int:
+            if answers[0]:
+                assert hook.alloc(2 * MIB)[0] == 0
+            return answers.pop(0)
+
+        hook.replace("cuCtxDestroy_v2", destroy)
+        assert [hook.call("cuCtxDestroy_v2", context) for _ in range(2)] == [999, 999]
+        assert hook.used() == 5 * MIB, "its blocks: one from before, one of either try"
+        assert hook.call("cuCtxDestroy_v2", context) == 0
+        assert hook.used() == 0
+
+    @pytest.mark.parametrize(("known", "takes"), [(1, 6 * MIB), (0, 0)])
+    def test_a_context_made_while_one_is_made(self, hook: Any, known: int, takes: int) -> None:
+        """By what the driver calls back in the same thread. The outer one counts, and is told of."""
+        hook.start([GIB])
+        hook.ctl[0].set(hook.ctl[0].CONTEXT, 6 * MIB)
+        hook.ctl[0].set(hook.ctl[0].CONTEXTS, known)
+        made: list[int] = []
+
+        def create(out: Any, n: int) -> int:
+            return int(hook.call("cuCtxCreate_v2", ref(out), ctypes.c_uint(n), 0))
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_int)
+        def driver(out: Any, n: int, _: int) -> int:
+            if n:
+                assert create(ctypes.c_void_p(), n - 1) == 0
+            made.append(hook.used())
+            out[0] = hook.lib.stub_context(0, n + 1)
+            return 0
+
+        hook.replace("cuCtxCreate_v2", driver)
+        context = ctypes.c_void_p()
+        assert create(context, 1) == 0
+        assert made == [takes, takes] and hook.used() == takes
+        assert hook.lib.stub_notes() == 1 - known
+        assert create(ctypes.c_void_p(), 0) == 0 and hook.used() == 2 * takes, "the next one waits for nobody"
+        assert hook.call("cuCtxDestroy_v2", context) == 0
+        assert hook.used() == takes
 
     def test_detach_of_one_attached_is_not_its_end(self, hook: Any) -> None:
         hook.start([GIB])

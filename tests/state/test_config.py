@@ -213,8 +213,33 @@ def test_mistakes_in_flags_are_named(tmp_path: Path, arguments: list[str], words
 
 def test_a_table_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     loaded = load(tmp_path, "[gpu.2]\npolicy = 1")
-    with pytest.raises(UserError, match=r"config.toml: gpu.2: no such GPU; this node has 0, 1"):
-        loaded.settings([0, 1])
+    with pytest.raises(UserError, match=r"config.toml: gpu.2: no such GPU; this node has 0, 1") as error:
+        loaded.check_gpus([0, 1])
+    assert error.value.exit_code == 2
+    loaded.check_gpus([0, 1, 2])
+    assert loaded.settings([0, 1]) == {0: GpuSettings(), 1: GpuSettings()}
+
+
+def test_what_it_said_before_is_taken_where_it_is_wrong_now(tmp_path: Path) -> None:
+    before = load(tmp_path, "policy = 3\n[control]\ngroup = 'gpuusers'").text
+    path = tmp_path / "config.toml"
+    path.write_text("policy = 9")
+    loaded = config.load(path, flags("--max-inst", "5"), before)
+    assert loaded.settings([0])[0] == GpuSettings(Policy.FIXED, 5, 90) and loaded.control.group == "gpuusers"
+    assert loaded.refused == f"{path}: policy = 9: an integer 0-5 is allowed" and loaded.text == before
+    path.unlink()
+    assert config.load(path, flags(), b"").refused == f"{path}: no such file"
+    path.write_text("policy = 1")
+    loaded = config.load(path, flags(), before)
+    assert (loaded.refused, loaded.text) == ("", b"policy = 1")
+
+
+@pytest.mark.parametrize(("wrong", "before"), [(("--policy", "9"), b""), ((), b"key_of_another_version = 1")])
+def test_what_it_said_before_does_not_help(tmp_path: Path, wrong: tuple[str, ...], before: bytes) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("max_inst = 0")
+    with pytest.raises(UserError, match="max_inst = 0"):
+        config.load(path, flags(*wrong), before)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +307,3 @@ def test_a_group_may_be_a_number(tmp_path: Path) -> None:
         assert load(tmp_path, f"[control]\ngroup = {written}").control.group == "4711"
 
 
-def test_a_configuration_that_does_not_fit_the_node_is_exit_code_2(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
-        load(tmp_path, "[gpu.2]\npolicy = 1").settings([0])
-    assert error.value.exit_code == 2

@@ -18,7 +18,7 @@ from world import ASKS, Bundles, low_level, make_image
 
 DROP_IN = "/run/systemd/system/cgpud.service.d/test.conf"
 CONFIG = "/etc/cgpu/config.toml"
-STORED = 6  # two mounts, what each was opened with, two listening sockets
+STORED = 7  # two mounts, what each was opened with, two listening sockets, the configuration
 WORK = """
 (busy 1000 1000 64 >/tmp/busy 2>&1; echo "busy ended with $?" >/tmp/ended) &
 rounds=0

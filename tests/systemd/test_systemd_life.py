@@ -180,9 +180,22 @@ def test_a_crash_loop_of_cgpud_ends_in_errors(host: Host, pair: Pair) -> None:
     host.shares_are_one_to_two(*pair)
 
 
-def test_a_restart_with_a_wrong_configuration_is_not_tried_again(host: Host) -> None:
+@pytest.mark.parametrize("wrong", ["max_inst = 0", "[gpu.7]"])
+def test_a_restart_with_a_wrong_configuration_goes_on_by_the_last_one(host: Host, pair: Pair, wrong: str) -> None:
+    with unnoticed(host, pair), host.config(wrong):
+        host.systemctl("restart", "cgpud")
+        assert wrong.strip("[]") in host.journal()
+        if wrong != "[gpu.7]":
+            assert "is refused, and what it said before holds" in host.show("StatusText")
+            assert host.machine("cat", "/run/cgpu/0/max_inst").stdout == "20\n"
+    host.systemctl("restart", "cgpud")
+    assert "refused" not in host.show("StatusText")
+
+
+def test_a_first_start_with_a_wrong_configuration_is_not_tried_again(host: Host) -> None:
+    host.systemctl("stop", "cgpud")
     with host.config("max_inst = 0"):
-        assert host.machine("systemctl", "restart", "cgpud", check=False).returncode != 0
+        assert host.machine("systemctl", "start", "cgpud", check=False).returncode != 0
         tried = host.show("NRestarts")
         assert host.show("ActiveState") == "failed" and host.show("ExecMainStatus") == "2"
         assert "max_inst" in host.journal()

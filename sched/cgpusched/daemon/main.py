@@ -12,6 +12,7 @@ from cgpusched import config
 from cgpusched.daemon import logs
 from cgpusched.daemon.survival.haste import Haste
 from cgpusched.errors import UserError
+from cgpusched.fields import pairs
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     import trio  # most of a start is the time that these two take
 
     from cgpusched.daemon import service
+    from cgpusched.daemon.survival.kept import last_config
 
     try:
-        loaded = config.load(None, args)
+        # Not to end on a wrong file what a predecessor left: systemd lets a mount go when its unit fails.
+        loaded = config.load(None, args, before=None if args.check else last_config(os.environ))
     except UserError as error:
         return _fail(error)
     if args.check:
         return 0
     logs.setup(loaded.log_level)
+    if loaded.refused:
+        log.error("configuration refused, going on by what it said before %s", pairs(reason=loaded.refused))
     try:
         # Strict exception groups: a UserError of a task comes in one.
         trio.run(service.run, loaded, lambda: config.load(None, args), haste.end)

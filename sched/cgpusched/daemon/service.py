@@ -45,7 +45,7 @@ from cgpusched.daemon.server.clients import Clients
 from cgpusched.daemon.server.control import Control, ControlServer
 from cgpusched.daemon.status import Status
 from cgpusched.daemon.survival import upgrade
-from cgpusched.daemon.survival.kept import KeeperStore, Kept, ManagerStore, inherited
+from cgpusched.daemon.survival.kept import CONFIG, KeeperStore, Kept, ManagerStore, inherited
 from cgpusched.daemon.survival.resent import Resent
 from cgpusched.daemon.survival.statefile import StateFile
 from cgpusched.daemon.system import System
@@ -96,7 +96,7 @@ async def _nursery(stack: AsyncExitStack) -> trio.Nursery:
 
 async def _take_over(runtime: Path, stack: AsyncExitStack, notifier: Notifier) -> tuple[Kept, int]:
     """The runtime folder's lock, and what a predecessor left to us; in a crash loop that is let go."""
-    found = inherited(os.environ)  # type: ignore[arg-type]
+    found = inherited(os.environ)
     lock = stack.enter_context(rundir.own(runtime, found.pop(upgrade.LOCK, None)))
     if notifier.connected:
         kept = Kept(found, ManagerStore(notifier))
@@ -146,6 +146,7 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
     gate.start()
     nursery = await _nursery(stack)  # above the gate: what ends there gives its slots back
     file = StateFile(runtime)
+    _check_gpus(config, found, kept)
     stored, state = _restore(config, found, file)
     if stale := rundir.clear_instances(runtime, state.instances.keys()):
         log.warning("removed what a predecessor left %s", pairs(instances=stale))
@@ -256,6 +257,8 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
         status.keep()
 
     await _prove(config.mount, gate)
+    kept.take_bytes(*CONFIG)
+    kept.keep_bytes(*CONFIG, config.text)
     kept.ready()
     rundir.ready(runtime)
     nursery.start_soon(upgrader.run_forever, drain, lambda: {**kept.held(), upgrade.LOCK: lock})
@@ -264,7 +267,17 @@ async def _start(config: Config, stack: AsyncExitStack, notifier: Notifier, kept
         version=system.version, gpus=len(found.gpus), simulated=int(found.sim_dir is not None), mount=config.mount,
         runtime=runtime, lib=config.lib_dir, config=config.source, descriptors=limit,
     ))  # fmt: skip
-    notifier.send("READY=1", f"STATUS={_headline(found)}")
+    notifier.send("READY=1", f"STATUS={_headline(found, config)}")
+
+
+def _check_gpus(config: Config, found: devices.Devices, kept: Kept) -> None:
+    """ConfigError: the configuration names a GPU that is not there. After a predecessor it may have been lost."""
+    try:
+        config.check_gpus([gpu.index for gpu in found.gpus])
+    except ConfigError as error:
+        if not kept.names:
+            raise
+        log.error("a GPU's configuration is left out %s", pairs(reason=error))
 
 
 def _restore(config: Config, found: devices.Devices, file: StateFile) -> tuple[store.Stored, State]:
@@ -300,9 +313,10 @@ async def _check_group(group: str | None) -> None:
         log.warning("no such group %s", pairs(key="control.group", group=group))
 
 
-def _headline(found: devices.Devices) -> str:
+def _headline(found: devices.Devices, config: Config) -> str:
     kind = "SIMULATED GPUs" if found.sim_dir else "GPUs"
-    return f"sharing {len(found.gpus)} {kind}"
+    refused = f"the configuration is refused, and what it said before holds: {config.refused}"
+    return f"sharing {len(found.gpus)} {kind}" + (f"; {refused}" if config.refused else "")
 
 
 class _Stoppable:

@@ -15,7 +15,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Protocol
 
@@ -45,20 +45,35 @@ class Store(Protocol):
         """Nothing that it holds is needed any more."""
 
 
-def inherited(environ: dict[str, str]) -> dict[str, int]:
-    """What sd_listen_fds(3) would say, by name; not passed on. A name that is there twice is the later one."""
-    pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
-    names = environ.pop("LISTEN_FDNAMES", "").split(":")
-    environ.pop("LISTEN_PIDFDID", None)
-    if pid != str(os.getpid()) or not count.isdecimal():
-        return {}
+def handed_over(environ: Mapping[str, str]) -> list[tuple[int, str]]:
+    """The descriptors that sd_listen_fds_with_names(3) would give, and their names."""
+    count, names = environ.get("LISTEN_FDS", ""), environ.get("LISTEN_FDNAMES", "").split(":")
+    if environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
+        return []
+    return list(zip(range(_FIRST, _FIRST + int(count)), names, strict=False))
+
+
+def inherited(environ: MutableMapping[str, str]) -> dict[str, int]:
+    """What was handed over, by name; not passed on. A name that is there twice is the later one."""
     found: dict[str, int] = {}
-    for number, name in zip(range(_FIRST, _FIRST + int(count)), names, strict=False):
+    for number, name in handed_over(environ):
         os.set_inheritable(number, False)
         if name in found:
             os.close(found[name])
         found[name] = number
+    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"):
+        environ.pop(name, None)
     return found
+
+
+CONFIG = ("config", "toml")
+"""Kind and tag of what the configuration said that a daemon serves by."""
+
+
+def last_config(environ: Mapping[str, str]) -> bytes | None:
+    """That of the predecessor that handed its descriptors over; None if there was none. They stay where they are."""
+    found = [number for number, name in handed_over(environ) if name == ".".join(CONFIG)]
+    return _content(found[-1]) if found else None
 
 
 class Kept:
@@ -182,7 +197,7 @@ class Kept:
 
 
 def _content(fd: int) -> bytes:
-    return os.pread(fd, 1 << 16, 0)
+    return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 def _inode(path: Path) -> str:
