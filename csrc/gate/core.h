@@ -38,8 +38,8 @@ struct core_tuning {
     uint64_t resume_ns;      /* high priority: resumes when the window has so much room */
     uint64_t margin_ns;      /* high priority: kept free of the percentage, for the way a close takes */
     uint64_t excess_ns;      /* high priority: by so much the percentage of a window may be passed: a kernel may just not fit */
-    uint64_t linger_ns;      /* high priority: who had the device until its turn was cut, and let go for want of work the next time, may
-                              * only be late with a launch: others count as wanting the device for so long */
+    uint64_t linger_ns;      /* high priority: another that runs out of work may only be late with a launch: it counts as wanting the
+                              * device for so long, or as long as it had work, unless its last pause was longer */
     uint64_t starve_ns;      /* the watchdog: who is due waits at most so long, beside a round and the others' kernels; ... */
     uint64_t retry_ns;       /* ...then everybody shares plainly for so long, twice as long each time it happens again */
 };
@@ -113,9 +113,11 @@ struct core_entity {
     uint64_t turns, overdue_count;
     uint64_t served;         /* core.turns at its latest grant */
     uint64_t high_at;        /* core.high_ns when it began to wait */
+    uint64_t paused_at;      /* since when it has no work; 0 = it has some, or had none yet */
+    uint64_t paused_busy_ns; /* busy_ns when it last ran out of it */
     uint64_t away_ns, away_at; /* of that much has been charged; since when there is more */
     uint8_t phase, alive, high, demand, opened, holds, idle, released, stale;
-    uint8_t cut;             /* its turn before this one ended while it had work */
+    uint8_t pauses;          /* the last time that it had none was longer than linger_ns */
     uint8_t free;            /* its work in flight is from before a plan change: not charged */
     uint8_t strikes;         /* its claims of work in flight are not believed for so many turns */
     uint8_t noshows;

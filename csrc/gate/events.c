@@ -140,11 +140,6 @@ static void let_go(struct core *c, uint32_t i, uint64_t end)
 {
     struct core_entity *e = &c->entity[i];
     bool cut = e->opened && !e->idle;
-    if (e->opened) {
-        if (e->cut && !cut && !e->high)
-            c->lower_until = c->now + c->tuning.linger_ns;
-        e->cut = cut;
-    }
     e->phase = CORE_TAIL;
     e->unopened_ns = 0;
     c->closing--;
@@ -180,12 +175,46 @@ static void charge_away(struct core *c, uint32_t i, uint64_t away)
     e->credit = credit > least ? credit : least;
 }
 
+/* Is it late with its next launch, because its CPU is somebody else's? To hand the device to the high class for such a moment
+ * would cost it what it is promised of the window. Believed for no longer than it had work before, over all its turns since it
+ * had none, and not where it is a burst that ended: its last pause tells, unless it was busy for long since. */
+static void ran_out(struct core *c, struct core_entity *e)
+{
+    uint64_t ran = e->busy_ns - e->paused_busy_ns;
+    e->paused_at = c->now;
+    e->paused_busy_ns = e->busy_ns;
+    if (ran >= 10 * c->tuning.linger_ns)
+        e->pauses = false;
+    if (!e->high && !e->pauses && c->member[0] && ran >= c->tuning.linger_ns / 5)
+        c->lower_until = c->now + earlier(ran, c->tuning.linger_ns);
+}
+
+/* It asks, or opened a grant: by then it had none, also where it was closed before that was seen. */
+static void has_work_again(const struct core *c, struct core_entity *e)
+{
+    if (e->paused_at)
+        e->pauses = c->now - e->paused_at >= c->tuning.linger_ns;
+    else if (e->phase == CORE_SHUT && c->now >= e->presume_ns)
+        e->paused_busy_ns = e->busy_ns;
+    e->paused_at = 0;
+}
+
+/* It took the grant that it still has again: nobody rings for that, and the look that finds it may be the one after the time. */
+static void was_late(const struct core *c, struct core_entity *e)
+{
+    if (e->paused_at && c->now - e->paused_at < 2 * c->tuning.linger_ns)
+        e->pauses = false;
+    e->paused_at = 0;
+}
+
 static void report(struct core *c, uint32_t i, const struct core_report *r)
 {
     struct core_entity *e = &c->entity[i];
     charge_away(c, i, r->away_ns);
-    if (r->demand && !e->demand)
+    if (r->demand && !e->demand) {
         e->wait_ns = c->now;
+        has_work_again(c, e);
+    }
     e->demand = !!r->demand;
     e->kernel_ns = earlier(r->kernel_ns, c->tuning.overdue_cap_ns);
     if (r->epoch != e->epoch)
@@ -201,6 +230,9 @@ static void report(struct core *c, uint32_t i, const struct core_report *r)
         e->noshows = 0;
     if (e->phase != CORE_TAIL) {
         bool died = e->opened && !r->opened; /* whoever had opened it; that is no reason to expect more */
+        bool had_none = e->idle;
+        if (r->opened && !e->opened)
+            has_work_again(c, e);
         if (r->opened && !e->opened) { /* nobody rings for that: it was in use */
             e->busy_ns += e->unopened_ns;
             c->idle_ns -= e->unopened_ns;
@@ -211,6 +243,12 @@ static void report(struct core *c, uint32_t i, const struct core_report *r)
         e->idle = died || (r->opened && !r->holds && r->idle);
         e->released = r->opened && !r->holds && !r->idle;
         e->stale = !!r->stale;
+        if (e->idle && !had_none && !died)
+            ran_out(c, e);
+        else if (had_none && !e->idle && !died)
+            was_late(c, e);
+        else if (e->paused_at && c->now - e->paused_at >= c->tuning.linger_ns)
+            e->pauses = true;
         if (!e->opened && !e->demand) /* the waiter it was granted for is gone */
             e->open_by_ns = earlier(e->open_by_ns, c->now + c->tuning.presume_ns);
         if (e->phase == CORE_CLOSING && r->inflight_ns > e->inflight_ns) {

@@ -26,9 +26,10 @@
 struct account {
     struct cgpu_report *report; /* NULL: the fallback below */
     struct cgpu_slot *slot;
+    uint32_t slot_gen;          /* the slot's while it is ours; 0 in the slot itself: a sibling took us for dead */
     const volatile struct cgpu_ctl *ctl;
     uint64_t generation;        /* of the daemon that made these pages: another's slot_gen says nothing about them */
-    struct hook_lock lock;      /* of the three below, and held while the four above change */
+    struct hook_lock lock;      /* of the three below, and held while the five above change */
     uint64_t limit, total, used;
 };
 
@@ -59,7 +60,7 @@ static void repair(struct account *account, struct cgpu_report *report)
         struct cgpu_slot *slot = &report->slot[i];
         if (ours && dead[i] && slot != account->slot)
             store_relaxed(&slot->gen, 0);
-        if (load_relaxed(&slot->gen) != 0)
+        if (load_relaxed(&slot->gen) != 0 || slot == account->slot)
             total += load_relaxed(&slot->mem_used);
     }
     store_relaxed(&report->mem_total_used, total);
@@ -184,6 +185,12 @@ static uint64_t used_at_most(const struct account *account, const struct cgpu_re
            (account->slot ? 0 : load_relaxed(&account->used));
 }
 
+/* A sibling may have added up the total without us (repair()). */
+static bool is_counted(const struct account *account)
+{
+    return !account->slot || load_relaxed(&account->slot->gen) != 0;
+}
+
 static bool fits(uint64_t limit, uint64_t used, uint64_t bytes)
 {
     return used <= limit && bytes <= limit - used;
@@ -205,7 +212,7 @@ static bool charge(int gpu, uint64_t bytes, enum charging how)
     bool granted;
     if (report) {
         uint64_t limit = load_relaxed(&account->ctl->mem_limit);
-        granted = how == FORCE || fits(limit, used_at_most(account, report), bytes);
+        granted = how == FORCE || (is_counted(account) && fits(limit, used_at_most(account, report), bytes));
         if (__builtin_expect(!granted, 0)) {
             add_up(account, report);
             granted = fits(limit, used_at_most(account, report), bytes);
@@ -296,9 +303,14 @@ struct ledger_view ledger_view(int gpu)
 static void move(struct account *account, const struct account *next, bool subtract_old)
 {
     struct cgpu_slot *old = account->slot, *slot = next->slot;
-    uint64_t *holds = old ? &old->mem_used : &account->used;
-    uint64_t used = __atomic_exchange_n(holds, 0, __ATOMIC_ACQ_REL), peak = old ? load_relaxed(&old->mem_peak) : used;
-    if (old && subtract_old && load_relaxed(&old->gen)) { /* those pages may still count for siblings that have not moved yet */
+    uint32_t old_gen = old ? load_relaxed(&old->gen) : 0;
+    uint64_t used = 0, peak;
+    if (old_gen == 0 || old_gen == account->slot_gen)
+        used = __atomic_exchange_n(old ? &old->mem_used : &account->used, 0, __ATOMIC_ACQ_REL);
+    else /* every other slot was given away meanwhile */
+        hook_log("warning", "event=ledger-enter: the slot is another's by now: what it held is the audit's to find");
+    peak = old && used ? load_relaxed(&old->mem_peak) : used;
+    if (old_gen && old_gen == account->slot_gen && subtract_old) { /* those pages may still count for siblings that have not moved */
         take_off(&account->report->mem_total_used, used);
         store_relaxed(&old->gen, 0);
     }
@@ -308,7 +320,8 @@ static void move(struct account *account, const struct account *next, bool subtr
         store_relaxed(&slot->mem_used, used);
         store_relaxed(&slot->mem_peak, peak);
         store_relaxed(&slot->pid, (uint32_t)getpid());
-        store_release(&slot->gen, load_relaxed(&next->ctl->slot_gen[slot - next->report->slot]));
+        account->slot_gen = load_relaxed(&next->ctl->slot_gen[slot - next->report->slot]);
+        store_release(&slot->gen, account->slot_gen);
     } else {
         store_relaxed(&account->used, used);
     }

@@ -42,8 +42,8 @@ class Tuning:
     excess_ns: int = 1_000_000
     """High priority: by so much the percentage of a window may be passed: a kernel may just not fit."""
     linger_ns: int = 5_000_000
-    """High priority: who let go for want of work, and had work until its turn before was cut, may only be late with a
-    launch: others count as wanting the device for so long."""
+    """High priority: another that runs out of work may only be late with a launch: it counts as wanting the device for
+    so long, or as long as it had work, unless its last pause was longer."""
     starve_ns: int = 5_000_000_000
     """The watchdog's patience with the wait of somebody who is due, beside a round and one kernel of each other; ..."""
     retry_ns: int = 5_000_000_000

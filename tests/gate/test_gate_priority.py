@@ -1,7 +1,7 @@
 """High priority in virtual time: what it gets, what it leaves to others, and how soon."""
 
 import pytest
-from gate_virtual import MS, SLICE, US, S, Sim, bursts, make_plan, never_sync, sync_each
+from gate_virtual import MS, SLICE, SPAN, US, S, Sim, bursts, make_plan, never_sync, sync_each
 
 KERNELS = [100 * US, 1 * MS, 3 * MS, 7 * MS, 10 * MS]
 
@@ -58,23 +58,47 @@ def hiccups(kernel, pause, each=37):
 
 
 @pytest.mark.parametrize("kernel", [10 * US, 1 * MS, 10 * MS])
-@pytest.mark.parametrize("pause", [300 * US, 1 * MS, 4 * MS])
-def test_others_that_are_late_with_a_launch_still_count(kernel, pause):
+@pytest.mark.parametrize(("pause", "each"), [(300 * US, 37), (1 * MS, 37), (4 * MS, 37), (300 * US, 3), (1 * MS, 4)])
+def test_others_that_are_late_with_a_launch_still_count(kernel, pause, each):
+    """Now and then, or several times while the high class may not run."""
     plan = make_plan([(0, SLICE, True), (1, SLICE, False)], high_percent=90)
-    sim = Sim([never_sync(kernel), hiccups(1 * MS, pause)], plan)
+    sim = Sim([never_sync(kernel), hiccups(1 * MS, pause, each)], plan)
     duration = 1 * S if kernel < MS else 20 * S
     high, low = shares(sim, duration)
-    assert most_in_a_window(sim, 1 * S, 1 * S + duration) <= 91 * MS
-    assert high >= 0.85 and high + low >= 0.98
+    most = most_in_a_window(sim, 1 * S, 1 * S + duration)
+    assert most <= 91 * MS + (100 * US if kernel < SPAN else 0)  # twice the spans of the real gate are in flight here
+    assert high >= 0.85 and high + low >= 0.96
 
 
-@pytest.mark.parametrize(("work", "period"), [(1, 20), (5, 100), (3, 40), (8, 100)])
-def test_others_that_have_little_to_run_keep_the_device_from_nobody(work, period):
-    """They end each turn for want of work: the percentage does not hold on afterwards."""
+def used_with_and_without(plan, habits):
+    """Shares with the allowance for those who are late, and without."""
+    return [shares(Sim(habits(), plan, linger_ns=linger_ns), 10 * S) for linger_ns in (5 * MS, 0)]
+
+
+BURSTS = [(90, 1, 20, 1), (90, 5, 100, 1), (90, 3, 40, 1), (90, 8, 100, 1), (90, 12, 150, 1), (20, 7, 30, 2),
+          (50, 7, 30, 2), (50, 8, 30, 1), (50, 12, 30, 1), (30, 12, 40, 1), (70, 12, 60, 1)]
+
+
+@pytest.mark.parametrize(("percent", "work", "period", "lows"), BURSTS)
+def test_others_that_come_in_bursts(percent, work, period, lows):
+    """They get what they ask. Where their pauses look like late launches, the high class loses some of what it has
+    beyond its percentage, and nothing else."""
+    plan = make_plan([(0, SLICE, True), *((n, SLICE, False) for n in range(1, lows + 1))], high_percent=percent)
+    used, before = used_with_and_without(
+        plan, lambda: [never_sync(1 * MS), *(bursts(500 * US, work * MS, period * MS) for _ in range(lows))])
+    assert used[1:] == pytest.approx([work / period] * lows, rel=0.02)
+    assert used[0] >= min(percent / 100, before[0] - 0.005) and sum(used) >= 0.95
+    if period > 3 * work * lows:  # most of the time nobody else has work
+        assert sum(used) >= 0.97
+
+
+@pytest.mark.parametrize(("work", "period"), [(10, 2000), (100, 2000), (100, 1000), (500, 4000)])
+def test_others_that_have_a_little_all_the_time(work, period):
     plan = make_plan([(0, SLICE, True), (1, SLICE, False)], high_percent=90)
-    sim = Sim([never_sync(1 * MS), bursts(500 * US, work * MS, period * MS)], plan)
-    high, low = shares(sim, 10 * S)
-    assert low == pytest.approx(work / period, rel=0.02) and high + low >= 0.985
+    used, before = used_with_and_without(
+        plan, lambda: [never_sync(1 * MS), bursts(work * US, work * US, period * US)])
+    assert used[1] == pytest.approx(before[1], rel=0.05)
+    assert used[0] >= 0.9 and sum(used) > sum(before) - 0.025
 
 
 @pytest.mark.parametrize("percent", [20, 50, 99])

@@ -261,6 +261,13 @@ class Manager:
             self.forget(name)
 
 
+def leave(tree: Path, base: Path) -> None:
+    """Unmounts what a test that failed has left."""
+    for path in (tree, base / "run/view"):
+        if str(path) in mounts(base):
+            subprocess.run(["umount", "--lazy", path], check=False)
+
+
 def test_a_wrong_configuration_gives_way_to_the_last_right_one(tmp_path: Path) -> None:
     """Where a service manager keeps the mounts: it lets them go when the service fails."""
     tree, file, manager = tmp_path / "tree", tmp_path / "config.toml", Manager(tmp_path)
@@ -287,11 +294,14 @@ def test_a_wrong_configuration_gives_way_to_the_last_right_one(tmp_path: Path) -
         file.write_text("log_level = 'info'")
         process = manager.start(command)
         assert mounts(tmp_path) == before and set(manager.store) == names and "refused" not in manager.status
-    finally:
         process.terminate()
+        assert process.wait(20) == 0
+        assert mounts(tmp_path) == {}
+    finally:
+        process.kill()
         process.wait(20)
         manager.close()
-    assert mounts(tmp_path) == {}
+        leave(tree, tmp_path)
     file.write_text("policy = 9")
     first = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (first.returncode, first.stderr) == (2, f"cgpud: {file}: policy = 9: an integer 0-5 is allowed\n")
@@ -330,6 +340,4 @@ def test_a_service_managers_store(tmp_path: Path, workers: Any, keepers: Callabl
             process.kill()
             process.wait()
         manager.close()
-        for path in (tree, runtime / "view"):
-            if str(path) in mounts(tmp_path):
-                subprocess.run(["umount", "--lazy", path], check=False)
+        leave(tree, tmp_path)

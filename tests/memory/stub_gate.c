@@ -96,17 +96,17 @@ static struct {
     char *page;
     size_t bytes;
     struct cgpu_ctl *ctl;
+    struct sigaction before;
 } watched;
 
-/* Asynchronous-signal-safe: two system calls and stores. */
+/* Asynchronous-signal-safe: system calls and stores. A fault that is not ours comes again at once, to whom it is. */
 static void on_read(int sign, siginfo_t *info, void *context)
 {
     (void)context;
     char *at = info->si_addr;
-    if (at < watched.page || at >= watched.page + watched.bytes) {
-        signal(sign, SIG_DFL); /* a fault of the tests' own: comes again at once */
+    sigaction(sign, &watched.before, NULL);
+    if (at < watched.page || at >= watched.page + watched.bytes)
         return;
-    }
     mprotect(watched.page, watched.bytes, PROT_READ | PROT_WRITE);
     watched.ctl->generation++;
     for (int i = 0; i < CGPU_SLOTS; i++)
@@ -119,7 +119,7 @@ void stub_replace_when_read(int gpu, const char *ctl_path, int slot)
     watched.bytes = (size_t)sysconf(_SC_PAGESIZE);
     watched.page = (char *)((uintptr_t)&gates[gpu].report->slot[slot] & ~(watched.bytes - 1));
     watched.ctl = stub_ctl(ctl_path);
-    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGSEGV, &action, &watched.before);
     mprotect(watched.page, watched.bytes, PROT_NONE);
 }
 

@@ -174,6 +174,45 @@ class TestDeadSlots:
         finish(sibling)
         assert page.total() == 40 * MIB
 
+    def test_who_has_lost_its_connection_has_no_more_room_for_that(self, instance: Any, spawn: Spawn) -> None:
+        """It still counts what it has, though siblings do not; and that is not taken off twice when it moves on."""
+        page, ctl = instance.pages[0], instance.ctl[0]
+        instance.lib.stub_joins(1)
+        instance.lib.stub_bind(b"")
+        assert instance.lib.hook_join(False)
+        instance.lib.stub_current(0, 0)
+        assert instance.alloc(48 * MIB)[0] == 0
+        ctl.bury(0)
+        sibling = spawn("fill", 1, 1, 8 * MIB)
+        assert sibling.stdout and sibling.stdout.readline() == "granted 8\n"
+        ctl.set(ctl.LIMIT, 128 * MIB)
+        assert instance.alloc(17 * MIB)[0] == OOM and instance.alloc(16 * MIB)[0] == 0
+        assert spawn("torn", 2, 0, 512).wait(DEADLINE) == -signal.SIGKILL  # the next one to charge adds all up anew
+        assert instance.alloc(512)[0] == OOM
+        kept = page.kept_total()
+        instance.offer(0, limit=64 * MIB, slot=5, age=1)
+        instance.lib.stub_rejoin()
+        assert instance.pages[0].used(5) == 64 * MIB
+        assert page.kept_total() == kept >= 64 * MIB, "the sibling's is there still"
+        finish(sibling)
+
+    def test_a_slot_taken_by_another_is_left_alone(self, instance: Any, spawn: Spawn) -> None:
+        """Where all the others were given away first; what its first owner had is the audit's to find."""
+        page, ctl = instance.pages[0], instance.ctl[0]
+        instance.lib.stub_joins(1)
+        instance.lib.stub_bind(b"")
+        assert instance.lib.hook_join(False)
+        instance.lib.stub_current(0, 0)
+        assert instance.alloc(40 * MIB)[0] == 0
+        ctl.bury(0)
+        heir = spawn("fill", 0, 1, 8 * MIB, generation=9)
+        assert heir.stdout and heir.stdout.readline() == "granted 8\n"
+        ctl.own(3, 10)
+        assert instance.lib.stub_offer(0, *instance.paths(0), 3) == 0
+        instance.lib.stub_rejoin()
+        assert (page.gen(0), page.used(0), page.used(3)) == (9, 64 * MIB, 0)
+        finish(heir)
+
     def test_a_slot_given_to_another(self, instance: Any, spawn: Spawn) -> None:
         page = instance.pages[0]
         victim = spawn("fill", 1, 1, MIB)

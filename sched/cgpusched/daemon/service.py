@@ -275,7 +275,7 @@ def _check_gpus(config: Config, found: devices.Devices, kept: Kept) -> None:
     try:
         config.check_gpus([gpu.index for gpu in found.gpus])
     except ConfigError as error:
-        if not kept.names:
+        if not kept.succeeds:
             raise
         log.error("a GPU's configuration is left out %s", pairs(reason=error))
 

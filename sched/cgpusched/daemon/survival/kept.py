@@ -88,6 +88,8 @@ class Kept:
         """What take_bytes() read, by name."""
         self._taken: set[str] = set()
         """Names that the store still has, until keep() has said whether it goes on with them."""
+        self.succeeds = bool(found)
+        """Whether a predecessor left anything."""
         self.final = not found
         """Whether what is kept goes with this daemon. Else the next one goes on with it: also if this start fails."""
         self._ending = False
