@@ -180,7 +180,7 @@ static void charge_away(struct core *c, uint32_t i, uint64_t away)
  * had none, and not where it is a burst that ended: its last pause tells, unless it was busy for long since. */
 static void ran_out(struct core *c, struct core_entity *e)
 {
-    uint64_t ran = e->busy_ns - e->paused_busy_ns;
+    uint64_t ran = e->busy_ns > e->paused_busy_ns ? e->busy_ns - e->paused_busy_ns : 0; /* some may have been given back */
     e->paused_at = c->now;
     e->paused_busy_ns = e->busy_ns;
     if (ran >= 10 * c->tuning.linger_ns)

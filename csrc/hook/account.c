@@ -304,12 +304,13 @@ static void move(struct account *account, const struct account *next, bool subtr
 {
     struct cgpu_slot *old = account->slot, *slot = next->slot;
     uint32_t old_gen = old ? load_relaxed(&old->gen) : 0;
-    uint64_t used = 0, peak;
-    if (old_gen == 0 || old_gen == account->slot_gen)
+    uint64_t used = 0, peak = 0;
+    if (old_gen == 0 || old_gen == account->slot_gen) {
         used = __atomic_exchange_n(old ? &old->mem_used : &account->used, 0, __ATOMIC_ACQ_REL);
-    else /* every other slot was given away meanwhile */
+        peak = old ? load_relaxed(&old->mem_peak) : used;
+    } else { /* every other slot was given away meanwhile */
         hook_log("warning", "event=ledger-enter: the slot is another's by now: what it held is the audit's to find");
-    peak = old && used ? load_relaxed(&old->mem_peak) : used;
+    }
     if (old_gen && old_gen == account->slot_gen && subtract_old) { /* those pages may still count for siblings that have not moved */
         take_off(&account->report->mem_total_used, used);
         store_relaxed(&old->gen, 0);

@@ -254,6 +254,9 @@ class TestOneProcess:
         assert hook.alloc(512)[0] == 2
         assert hook.free(first) == 0
         assert hook.pages[0].used(9) == hook.pages[0].total() == 0
+        hook.offer(0, limit=16 * MIB, slot=8, age=2)
+        hook.lib.stub_rejoin()
+        assert (hook.pages[0].used(8), hook.pages[0].peak(8)) == (0, 48 * MIB), "it has used the GPU"
 
     @pytest.mark.parametrize("slot", [0, 3])
     def test_rejoin_of_the_same_pages(self, hook: Any, slot: int) -> None:
