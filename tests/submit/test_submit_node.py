@@ -132,7 +132,7 @@ def test_one_process_on_two_gpus(node: Node, submit_build: dict[str, Path], load
     both = told(node, submit_build["does"], "both", "0,1", "1 busy 2 200 60000", "2 context 1", "2 busy 8 200 60000")
     rival = node.run("rival", load, "-k", 200, "-t", 60, gpu="1")
     assert_ratio(device(node, 1), {rival.pid}, {both}, 1)
-    assert max(part(device(node, 0), [{both}], 1)[0] for _ in range(3)) > 0.4
+    wait_until(lambda: part(device(node, 0), [{both}], 1)[0] > 0.4, "no less than that on the first GPU", 20)
 
 
 @pytest.mark.parametrize("line", ["synchronising 2 1000 100000", "polling 2 1000 100000", "busy 2 1000 60000",

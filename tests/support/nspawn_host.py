@@ -131,6 +131,10 @@ class Host:
     def journal(self, lines: int = 15) -> str:
         return self.machine("journalctl", "--unit=cgpud", "--output=cat", "--no-pager", f"--lines={lines}").stdout
 
+    def logged(self, text: str, lines: int = 15) -> None:
+        """Returns when the journal's last lines say so: what it is told takes a moment."""
+        wait_until(lambda: text in self.journal(lines), f"the journal to say: {text}")
+
     def mounts(self) -> list[str]:
         """Places and devices of what cgpud has mounted, as PID 1 sees them."""
         lines = self.machine("cat", "/proc/1/mountinfo").stdout.splitlines()
