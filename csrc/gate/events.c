@@ -231,9 +231,8 @@ static void report(struct core *c, uint32_t i, const struct core_report *r)
     if (e->phase != CORE_TAIL) {
         bool died = e->opened && !r->opened; /* whoever had opened it; that is no reason to expect more */
         bool had_none = e->idle;
-        if (r->opened && !e->opened)
-            has_work_again(c, e);
         if (r->opened && !e->opened) { /* nobody rings for that: it was in use */
+            has_work_again(c, e);
             e->busy_ns += e->unopened_ns;
             c->idle_ns -= e->unopened_ns;
             e->unopened_ns = 0;
