@@ -17,6 +17,7 @@ BIN = Path(sys.executable).parent
 BUILD = ROOT / "build" / "demo"
 TREE = Path("/run/cgpu")
 LOG = BUILD / "cgpud.log"
+LOGS = ("c-program.log", "py-program.log")
 
 
 def say(text: str) -> None:
@@ -69,6 +70,24 @@ def wait_ready(daemon: subprocess.Popen[bytes]) -> None:
     sys.exit(f"demo: the daemon did not come up; its log:\n{LOG.read_text()}")
 
 
+def are_gone() -> bool:
+    """Waits until the instances have ended: this demo's, or what one that was cut short has left in the state."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        listed = subprocess.run([BIN / "cgpuctl", "list"], capture_output=True, text=True, check=False)
+        if "-program" not in listed.stdout:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def check_running(programs: list[subprocess.Popen[bytes]]) -> None:
+    for program in programs:
+        if program.poll() is not None:
+            said = "".join((BUILD / name).read_text() for name in LOGS)
+            sys.exit(f"demo: a program has ended: {program.returncode}\n{said}")
+
+
 def main() -> None:
     if os.geteuid() != 0:
         sys.exit("demo: must run as root: it mounts a file system")
@@ -85,6 +104,8 @@ def main() -> None:
     programs: list[subprocess.Popen[bytes]] = []
     try:
         wait_ready(daemon)
+        if not are_gone():
+            sys.exit("demo: there are instances c-program or py-program already")
         shell(f"ls {TREE} {TREE}/0")
         say("A C program with weight 1 and 4 GiB, a Python program with weight 2 and 6 GiB: both want the whole GPU")
         programs.append(start("cgpuctl", "run", "--id", "c-program", "--mem", "4GiB", "--weight", "1", "--",
@@ -92,6 +113,7 @@ def main() -> None:
         programs.append(start("cgpuctl", "run", "--id", "py-program", "--mem", "6GiB", "--weight", "2", "--",
                               sys.executable, str(ROOT / "demo/busy.py"), "1000", "120", log="py-program.log"))
         time.sleep(2)
+        check_running(programs)
         shell(f"cat {TREE}/0/policy   # weight 2 switched it to weighted sharing")
         shell("cgpu-smi")
         watch(4)
@@ -113,6 +135,7 @@ def main() -> None:
         shell(f"tail -n 1 {LOG}")
         say("A third program with 1 GiB sees a 1 GiB card; beyond it gets CUDA's own out-of-memory error")
         shell(f"cgpuctl run --mem 1GiB -- {sys.executable} demo/busy.py memory 1100")
+        check_running(programs)
         say("A killed program leaves nothing behind, and the other one the whole GPU (policy 1)")
         shell(f"echo 1 > {TREE}/0/policy")
         print("$ kill -9 (the Python program)", flush=True)
@@ -122,12 +145,15 @@ def main() -> None:
     finally:
         for program in programs:
             stop(program)
+        left = daemon.poll() is None and not are_gone()
         stop(daemon)
     say("Cleaned up: the daemon is stopped and its tree unmounted")
     if os.path.ismount(TREE):
         sys.exit(f"demo: {TREE} is still mounted")
+    if left:
+        sys.exit("demo: instances are left, though their programs have ended")
     shutil.rmtree("/run/cgpud/inst", ignore_errors=True)
-    for name in ("c-program.log", "py-program.log"):
+    for name in LOGS:
         lines = (BUILD / name).read_text().splitlines()
         print(f"the {name.removesuffix('.log')} said last: {lines[-1] if lines else 'nothing'}")
 
