@@ -119,8 +119,8 @@ def longest_gap(runs: list[tuple[int, int]], start: int, end: int) -> int:
     return max(longest, end - last)
 
 
-def most_in_window(runs: list[tuple[int, int]], window: int, start: int, end: int) -> int:
-    """The most device time in any stretch of ``window`` ns between two moments."""
+def worst_window(runs: list[tuple[int, int]], window: int, start: int, end: int) -> tuple[int, int]:
+    """The most device time in any stretch of ``window`` ns between two moments, and where that stretch begins."""
     begins = array.array("q", [begin for begin, _ in runs])
     sums = array.array("q", [0])
     for begin, until in runs:
@@ -133,7 +133,8 @@ def most_in_window(runs: list[tuple[int, int]], window: int, start: int, end: in
 
     # a window that holds the most begins where a stretch begins, or ends where one ends
     edges = [begin for begin, _ in runs] + [until - window for _, until in runs]
-    return max((before(edge + window) - before(edge) for edge in edges if start <= edge <= end - window), default=0)
+    return max(((before(edge + window) - before(edge), edge) for edge in edges if start <= edge <= end - window),
+               default=(0, start))
 
 
 def exclusive(runs: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:

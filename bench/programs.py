@@ -22,6 +22,8 @@ SETTLE_S = 1.5
 """Programs run so long before a window begins: kernel lengths are learnt, the rotation is regular."""
 SYNC_US = 10_000
 FOREVER_S = 3600
+STALL_US = 500
+"""A CPU that stands still for less is not noted."""
 
 
 class Turn:
@@ -72,6 +74,7 @@ class Bench:
         self.many = build_c(ROOT / "bench/start_many.c", scratch / "start_many", *link)
         self.load = build_c(ROOT / "bench/load.c", scratch / "load", *link)
         self.timeline_program = build_c(ROOT / "bench/timeline.c", scratch / "timeline", *include)
+        self.stalls_program = build_c(ROOT / "bench/stalls.c", scratch / "stalls")
         self.pingpong = build_c(ROOT / "bench/pingpong.c", scratch / "pingpong")
         # An instance's programs see what a bare one sees, and the proxies in front of it.
         self._bare_env = {key: value for key, value in os.environ.items() if not key.startswith("CGPU_")}
@@ -190,6 +193,19 @@ class Bench:
         if timeline.lost:
             raise RuntimeError(f"the timeline missed {timeline.lost} kernels")
         return timeline
+
+    @contextlib.contextmanager
+    def stalls(self) -> Iterator[list[tuple[int, int]]]:
+        """When CPUs of this machine stood still: from and to, ns of CLOCK_MONOTONIC. The list is filled at the end."""
+        program = self._start([self.stalls_program, STALL_US], self._bare_env)
+        found: list[tuple[int, int]] = []
+        try:
+            yield found
+        finally:
+            program.terminate()
+            for line in self.output(program).splitlines():
+                begin, end = map(int, line.split())
+                found.append((begin, end))
 
     def bare_use(self, commands: Sequence[Sequence[object]], seconds: float = 3) -> float:
         """The device's busy fraction with these programs side by side and no gate; measured once a run."""

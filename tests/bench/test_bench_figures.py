@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import shares
-from device import LIVE, MAGIC, VERSION, Device, Timeline, exclusive, hand_overs, longest_gap, most_in_window
+from device import LIVE, MAGIC, VERSION, Device, Timeline, exclusive, hand_overs, longest_gap, worst_window
 from hypothesis import given
 from hypothesis import strategies as st
 from node import wait_until
@@ -28,9 +28,13 @@ def timeline_of(stretches):
 def test_most_in_any_window(stretches, window):
     runs = timeline_of(stretches)
     end = runs[-1][1]
-    brute = max((sum(max(0, min(until, at + window) - max(begin, at)) for begin, until in runs)
-                 for at in range(0, end - window + 1)), default=0)
-    assert most_in_window(runs, window, 0, end) == brute
+
+    def used(at):
+        return sum(max(0, min(until, at + window) - max(begin, at)) for begin, until in runs)
+
+    most, at = worst_window(runs, window, 0, end)
+    assert most == max(map(used, range(0, end - window + 1)), default=0)
+    assert most == (used(at) if window <= end else 0)
 
 
 @given(STRETCHES)

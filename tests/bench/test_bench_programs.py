@@ -1,6 +1,7 @@
 """The benchmark's own C programs, on the bare simulated device."""
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ def programs(tmp_path_factory):
     build_c(ROOT / "bench/load.c", folder / "load", f"-L{sim}", "-l:libcuda.so.1", "-Wall", "-Wextra", "-Werror")
     include = f"-I{ROOT}/csrc/sim", f"-I{ROOT}/csrc/abi"
     build_c(ROOT / "bench/timeline.c", folder / "timeline", *include, "-Wall", "-Wextra", "-Werror")
-    for name in ("pingpong", "file_reads"):
+    for name in ("pingpong", "file_reads", "stalls"):
         build_c(ROOT / f"bench/{name}.c", folder / name, "-Wall", "-Wextra", "-Werror")
     return folder
 
@@ -89,6 +90,23 @@ def test_pingpong_prints_each_wake_up(programs):
     done = subprocess.run([programs / "pingpong", "50"], capture_output=True, text=True, timeout=30, check=True)
     took = [int(line) for line in done.stdout.splitlines()]
     assert len(took) == 99 and all(0 < ns < 10**9 for ns in took)
+
+
+def test_a_time_that_threads_stood_still_is_found(programs):
+    with subprocess.Popen([programs / "stalls", "500"], stdout=subprocess.PIPE, text=True) as program:
+        time.sleep(0.1)
+        program.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic_ns()
+        time.sleep(0.05)
+        continued = time.monotonic_ns()
+        program.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+        program.terminate()
+        found = [tuple(map(int, line.split())) for line in program.communicate()[0].splitlines()]
+    assert program.returncode == 0
+    over = [one for one in found if one[0] < stopped + 10_000_000 and one[1] > continued]
+    assert len(over) == len(os.sched_getaffinity(0))
+    assert all(end - begin > 500_000 for begin, end in found)
 
 
 @pytest.mark.parametrize("clients", [1, 3])

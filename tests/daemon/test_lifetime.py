@@ -191,6 +191,24 @@ async def test_settled_waits_for_what_ends_now_and_not_for_what_ends_later(
     await until(lambda: bench.ended == ["one", "two"])
 
 
+async def test_after_a_change_of_daemon_settled_waits_for_what_ended_meanwhile(
+    bench: Bench, process: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(lifetime, "RESUME_SECONDS", 0.2)
+    kept = process()
+    bench.lives.resume("used", SOCKET, 0, [lifetime.process_of(kept.pid)])
+    await bench.lives.settled()
+    assert not bench.ended
+    bench.lives.resume("gone", SOCKET, 0)
+    await bench.lives.settled()
+    assert bench.ended == ["gone"]
+    bench.clients = 1
+    bench.lives.resume("back", SOCKET, 0)
+    await bench.lives.settled()
+    assert bench.ended == ["gone"] and bench.lives.anchors("used") == 1
+    kept.kill()
+
+
 async def test_who_is_waited_for_is_known_by_pid(bench: Bench, process: Any, until: Any) -> None:
     first, second, found = process(), process(), process()
     bench.lives.begin("one", SOCKET, os.pidfd_open(first.pid), 0)

@@ -24,11 +24,11 @@ SCAN_PAUSE_SECONDS = 0.2
 """Between the two empty scans that end an instance: what a process forked during the first shows in the second."""
 
 
-SETTLE_SECONDS = 2.0
-"""The longest that settled() waits; two scans and the pause take a tenth of it."""
-
 RESUME_SECONDS = 2.0
 """After a change of daemon: the time that clients have to come back before a scan says that an instance is unused."""
+
+SETTLE_SECONDS = RESUME_SECONDS + 1
+"""The longest that settled() waits; two scans and the pause take a fifth of a second."""
 
 SCAN_ENOUGH = 8
 """Processes that one scan takes: a few are enough to wait for, and bound the descriptors held."""
@@ -126,6 +126,7 @@ class Lifetimes:
         for process in anchors:
             if (pidfd := open_process(process)) is not None:
                 life.anchor(pidfd)
+        life.unused = not life.anchors
         self._nursery.start_soon(self._live, life, RESUME_SECONDS, name=f"lifetime {ident}")
 
     def stored(self) -> dict[str, list[Process]]:
