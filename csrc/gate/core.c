@@ -15,7 +15,7 @@ void core_tuning_default(struct core_tuning *t)
     *t = (struct core_tuning){
         .presume_ns = 400000, .overlap_ns = 200000,
         .overdue_ns = 50000000, .overdue_cap_ns = 2000000000,
-        .noshow_ns = 10000000, .backoff_cap_ns = 640000000,
+        .noshow_ns = 10000000, .backoff_cap_ns = 640000000, .backstop_ns = 1000000,
         .window_ns = 100000000, .resume_ns = 5000000, .margin_ns = 500000, .excess_ns = 1000000, .linger_ns = 5000000,
         .starve_ns = 5000000000, .retry_ns = 5000000000,
     };

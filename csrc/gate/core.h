@@ -34,6 +34,7 @@ struct core_tuning {
     uint64_t overdue_cap_ns; /* ...of which at most so much is believed */
     uint64_t noshow_ns;      /* a demand that does not open its grant by then is passed over */
     uint64_t backoff_cap_ns; /* for at most so long at a time */
+    uint64_t backstop_ns;    /* who does not let go at its deadline by itself is closed so much later */
     uint64_t window_ns;      /* high priority: the sliding window its percentage is of */
     uint64_t resume_ns;      /* high priority: resumes when the window has so much room */
     uint64_t margin_ns;      /* high priority: kept free of the percentage, for the way a close takes */

@@ -50,6 +50,18 @@ uint64_t times_deadline(const struct core *c, uint32_t i)
     return end == CORE_NEVER ? 0 : end;
 }
 
+/* When to look whether the holder's turn is over. Its processes know the deadline and let go by themselves, when what they have
+ * in flight is nearly done, and then they ring: to wake up at the deadline only to tell them would cost a third of all a turn
+ * does. Not where somebody else relies on the very moment. */
+static uint64_t look_at_turn(const struct core *c, uint32_t i)
+{
+    const struct core_entity *e = &c->entity[i];
+    uint64_t end = core_turn_ends(c, i);
+    if (end == CORE_NEVER || !e->opened || !e->holds || e->high || c->gang >> i & 1)
+        return end;
+    return earlier(end + c->tuning.backstop_ns, high_returns(c));
+}
+
 uint64_t times_next(const struct core *c)
 {
     uint64_t next = watch_next(c);
@@ -71,7 +83,7 @@ uint64_t times_next(const struct core *c)
     if (c->holder >= 0) {
         const struct core_entity *e = &c->entity[c->holder];
         if (!c->contended || core_at_front(c, (uint32_t)c->holder)) /* else its turn begins when the one before has drained */
-            next = earlier(next, core_turn_ends(c, (uint32_t)c->holder));
+            next = earlier(next, look_at_turn(c, (uint32_t)c->holder));
         else if (!e->high)
             next = earlier(next, high_returns(c));
         if (!e->opened && waiting & ~(1ull << c->holder))

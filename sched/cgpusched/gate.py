@@ -33,6 +33,8 @@ class Tuning:
     """A waiter that does not open its grant by then is passed over, ..."""
     backoff_cap_ns: int = 640_000_000
     """... for at most so long at a time."""
+    backstop_ns: int = 1_000_000
+    """Who does not let go at its deadline by itself is closed so much later."""
     window_ns: int = 100_000_000
     """High priority: the sliding window that the percentage is of."""
     resume_ns: int = 5_000_000
@@ -63,8 +65,8 @@ class Tuning:
     mute_ns: int = 2_000_000
 
 
-_CORE = ("presume_ns", "overlap_ns", "overdue_ns", "overdue_cap_ns", "noshow_ns", "backoff_cap_ns", "window_ns",
-         "resume_ns", "margin_ns", "excess_ns", "linger_ns", "starve_ns", "retry_ns")
+_CORE = ("presume_ns", "overlap_ns", "overdue_ns", "overdue_cap_ns", "noshow_ns", "backoff_cap_ns", "backstop_ns",
+         "window_ns", "resume_ns", "margin_ns", "excess_ns", "linger_ns", "starve_ns", "retry_ns")
 _SERVER = ("span_ns", "high_span_ns", "window", "high_window", "grace_ns", "bells_per_s", "mute_ns")
 
 
