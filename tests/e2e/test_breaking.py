@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node import BIN, ROOT, Node, build_c, descriptors, running_node, wait_until
+from node import BIN, ROOT, Node, build_c, descriptors, running_node, settled_descriptors, wait_until
 
 sys.path.insert(0, str(ROOT / "tests/tree"))
 import oracle  # noqa: E402  # the tables of docs/tree.md
@@ -139,7 +139,7 @@ def test_settings_that_flip_a_thousand_times_a_second(node: Node, busy: Path) ->
 def test_a_hundred_programs_start_at_once(node: Node, alloc: Path) -> None:
     node.ctl("create", "many", "--mem", "1GiB")
     assert node.daemon
-    before = descriptors(node.daemon.pid)
+    before = settled_descriptors(node.daemon.pid)
     programs = [subprocess.Popen([alloc, str(4 << 20)], env=inside(node, "many"), stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE) for _ in range(100)]  # fmt: skip
     try:
@@ -173,7 +173,7 @@ def test_kills_at_any_moment_leave_nothing(node: Node, alloc: Path, busy: Path) 
     subprocess.run([alloc, "1"], env=env, stdin=subprocess.DEVNULL, check=True, capture_output=True)
     node.ctl("run", "--mem", "1GiB", "--", "true")
     wait_until(lambda: node.ctl("list", "--json").stdout.count('"id"') == 1, "the first instance to go")
-    pid, before = node.daemon.pid, descriptors(node.daemon.pid)
+    pid, before = node.daemon.pid, settled_descriptors(node.daemon.pid)
     stop = time.monotonic() + 6
     chance = random.Random(1)
     wrong: list[object] = []

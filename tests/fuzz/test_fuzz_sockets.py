@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mutate import CASES, SEED
-from node import Node, descriptors, running_node, wait_until
+from node import Node, descriptors, running_node, settled_descriptors, wait_until
 
 HELLO = struct.pack("<IIII48x", 0x75706763, 1, 4242, 0)
 KNOCKS = max(CASES // 5, 20)
@@ -65,7 +65,7 @@ def test_the_sockets_stand_whatever_comes(node: Node, tmp_path: Path) -> None:
                "runtime": node.runtime / "runtime.sock"}
     folder = tmp_path / "bundles"
     folder.mkdir()
-    before, size, daemon = descriptors(pid(node)), resident(node), pid(node)
+    before, size, daemon = settled_descriptors(pid(node)), resident(node), pid(node)
     knock = [sys.executable, Path(__file__).parent / "knock.py"]
     programs = [subprocess.Popen([*knock, path, kind, str(SEED), str(KNOCKS), folder], stderr=subprocess.PIPE)
                 for kind, path in sockets.items()]  # fmt: skip

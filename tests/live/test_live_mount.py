@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node import BIN, descriptors, wait_until
+from node import BIN, descriptors, settled_descriptors, wait_until
 
 GIB = 1 << 30
 
@@ -130,7 +130,7 @@ def test_an_upgrade_leaves_nothing_behind(node: Any) -> None:
     """Descriptors are as many after the fifth as after the first; only the kept ones are handed on."""
     node.upgrade()
 
-    first = descriptors(node.daemon.pid)
+    first = settled_descriptors(node.daemon.pid)
     for _ in range(4):
         node.upgrade()
     wait_until(lambda: not descriptors(node.daemon.pid) - first, "no more than at first")

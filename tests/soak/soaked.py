@@ -7,12 +7,10 @@ import mmap
 import os
 import struct
 import subprocess
-import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from node import Node, descriptors
+from node import Node
 
 MIB, GIB = 1 << 20, 1 << 30
 UNIT, PAGE = 512, 2 * MIB
@@ -32,16 +30,6 @@ def environment(node: Node, ident: str) -> dict[str, str]:
     """That of a program in the instance."""
     return {**os.environ, "LD_LIBRARY_PATH": str(node.base / "lib"), "CGPU_SIM_DIR": str(node.runtime / "sim"),
             "CGPU_SOCKET": str(node.runtime / "inst" / ident / "gate.sock")}
-
-
-def settled_descriptors(pid: int) -> Counter[str]:
-    """The same, once nothing comes or goes: what was asked just now may still be on its way out."""
-    found, since = descriptors(pid), time.monotonic()
-    while time.monotonic() - since < 0.5:
-        time.sleep(0.05)
-        if (now := descriptors(pid)) != found:
-            found, since = now, time.monotonic()
-    return found
 
 
 class Pages:

@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from node import Node, descriptors, wait_until
-from soaked import GIB, MIB, Worker, environment, pages_of, settled_descriptors
+from node import Node, descriptors, settled_descriptors, wait_until
+from soaked import GIB, MIB, Worker, environment, pages_of
 
 LONG = int(os.environ.get("CGPU_SOAK_STEPS", "0")) >= 10_000
 SIZE, HELD = 3 * MIB, 2 * MIB

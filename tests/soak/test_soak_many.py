@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from node import ROOT, Node, build_c, descriptors, wait_until
+from node import ROOT, Node, build_c, descriptors, settled_descriptors, wait_until
 from soaked import GIB, MIB, environment, pages_of
 
 from cgpusched.driver.find import packaged
@@ -17,7 +17,7 @@ def test_three_hundred_start_at_once(node: Node, tmp_path: Path) -> None:
                       "-l:libcuda.so.1")
     node.ctl("create", "soaked", "--mem", "1GiB")
     assert node.daemon
-    before = descriptors(node.daemon.pid)
+    before = settled_descriptors(node.daemon.pid)
     with pages_of(node) as pages:
         for _ in range(2):
             with subprocess.Popen([program, str(PROCESSES), str(MIB), "hold"], env=environment(node, "soaked"),

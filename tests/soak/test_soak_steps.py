@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from node import Node, descriptors, wait_until
-from soaked import GIB, MIB, Pages, Worker, charged, environment, pages_of, settled_descriptors
+from node import Node, descriptors, settled_descriptors, wait_until
+from soaked import GIB, MIB, Pages, Worker, charged, environment, pages_of
 
 STEPS = int(os.environ.get("CGPU_SOAK_STEPS", "1000"))
 SEED = int(os.environ.get("CGPU_SOAK_SEED", "1"))

@@ -38,6 +38,18 @@ def descriptors(pid: int) -> Counter[str]:
     return found
 
 
+def settled_descriptors(pid: int) -> Counter[str]:
+    """The same, once nothing comes or goes.
+
+    What was asked just now may be on its way out; a file replaced in the midst of a look is missed in both forms."""
+    found, since = descriptors(pid), time.monotonic()
+    while time.monotonic() - since < 0.5:
+        time.sleep(0.05)
+        if (now := descriptors(pid)) != found:
+            found, since = now, time.monotonic()
+    return found
+
+
 def build_c(source: Path, out: Path, *flags: str) -> Path:
     """Compiles one C program of the tests."""
     out.parent.mkdir(parents=True, exist_ok=True)
