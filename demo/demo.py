@@ -75,7 +75,7 @@ def are_gone() -> bool:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         listed = subprocess.run([BIN / "cgpuctl", "list"], capture_output=True, text=True, check=False)
-        if "-program" not in listed.stdout:
+        if listed.returncode == 0 and "-program" not in listed.stdout:
             return True
         time.sleep(0.1)
     return False

@@ -51,8 +51,8 @@ uint64_t times_deadline(const struct core *c, uint32_t i)
 }
 
 /* When to look whether the holder's turn is over. Its processes know the deadline and let go by themselves, when what they have
- * in flight is nearly done, and then they ring: to wake up at the deadline only to tell them would cost a third of all a turn
- * does. Not where somebody else relies on the very moment. */
+ * in flight is nearly done, and then they ring: to wake up at the deadline only to tell them would cost a fifth of what a
+ * turn does. Not where somebody else relies on the very moment. */
 static uint64_t look_at_turn(const struct core *c, uint32_t i)
 {
     const struct core_entity *e = &c->entity[i];

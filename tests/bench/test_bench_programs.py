@@ -94,19 +94,23 @@ def test_pingpong_prints_each_wake_up(programs):
 
 def test_a_time_that_threads_stood_still_is_found(programs):
     with subprocess.Popen([programs / "stalls", "500"], stdout=subprocess.PIPE, text=True) as program:
-        time.sleep(0.1)
+        cpus, tasks = len(os.sched_getaffinity(0)), Path(f"/proc/{program.pid}/task")
+        wait_until(lambda: len(list(tasks.iterdir())) == cpus + 1, "a thread on each CPU")
+        time.sleep(0.01)  # each in a nap
         program.send_signal(signal.SIGSTOP)
         stopped = time.monotonic_ns()
         time.sleep(0.05)
         continued = time.monotonic_ns()
         program.send_signal(signal.SIGCONT)
-        time.sleep(0.05)
+        over = 0
+        for line in program.stdout:
+            begin, end = map(int, line.split())
+            assert end - begin > 500_000
+            over += begin < stopped + 10_000_000 and end > continued
+            if over == cpus:
+                break
         program.terminate()
-        found = [tuple(map(int, line.split())) for line in program.communicate()[0].splitlines()]
     assert program.returncode == 0
-    over = [one for one in found if one[0] < stopped + 10_000_000 and one[1] > continued]
-    assert len(over) == len(os.sched_getaffinity(0))
-    assert all(end - begin > 500_000 for begin, end in found)
 
 
 @pytest.mark.parametrize("clients", [1, 3])

@@ -1,4 +1,4 @@
-"""What a step costs does not grow with the number of those that wait."""
+"""What a turn costs: a step does not grow with the number of those that wait, and nobody is woken up for nothing."""
 
 import subprocess
 from pathlib import Path

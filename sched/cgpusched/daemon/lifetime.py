@@ -168,7 +168,7 @@ class Lifetimes:
 
         What begins to end meanwhile is not waited for: with many short programs something always does.
         """
-        ending = [life for life in self._lives.values() if life.unused]
+        ending = [life for life in self._lives.values() if life.unused and not self._clients(life.id)]
         with trio.move_on_after(SETTLE_SECONDS):
             while any(life.unused and self._lives.get(life.id) is life for life in ending):
                 await self._settled.wait()
